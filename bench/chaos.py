@@ -1,7 +1,7 @@
-"""A campaign of chaos: how many operations were shaken in which way, and what was lost.
+"""Run campaigns of vmckpt lab chaos: count the injected faults, and what was lost.
 
-Each lab is shaken by a process of its own, with a seed of its own. After an operation that went
-wrong a new lab goes on with the next one, so that the numbers at the end are of all of them.
+Each lab has its own process and its own seed. After an operation that violated an invariant, a new
+lab continues with the next operation, so the totals include the operations of all labs.
 
     sudo .venv/bin/python bench/chaos.py [--operations 500] [--seed 1] [--labs 2] [--postgres]
         [--json bench/results/chaos.json]
@@ -25,14 +25,14 @@ _SUMS = (
     "histories_unknown", "histories_broken", "ledgers_lost", "two_copies_seen",
     "unknown_states_left", "other_troubles",
 )  # fmt: skip
-# So many troubles are enough to look at.
+# The campaign of a seed ends after more than this many labs.
 _MOST_FAILURES = 20
 _LONGEST_OPERATION = 400.0
 STOPPED = threading.Event()
 
 
 def shaken(seed: int, operations: int, *, postgres: bool) -> list[dict[str, Any]]:
-    """All operations of one seed; one tally for each lab that was needed."""
+    """Run all operations of a seed. Returns the tally of each lab."""
     tallies: list[dict[str, Any]] = []
     first = 1
     while first <= operations and len(tallies) <= _MOST_FAILURES and not STOPPED.is_set():
@@ -40,13 +40,13 @@ def shaken(seed: int, operations: int, *, postgres: bool) -> list[dict[str, Any]
         tallies.append(tally)
         if "operations" not in tally:
             break
-        # An operation that ended before it was counted is left out, too.
+        # An operation that failed before it was counted is skipped, too.
         first += max(1, tally["operations"])
     return tallies
 
 
 def run(seed: int, first: int, operations: int, *, postgres: bool) -> dict[str, Any]:
-    """One lab until the first trouble; its tally."""
+    """Run operations in a new lab until the first violation. Returns the lab's tally."""
     command = [sys.executable, "-m", "vmckpt.cli.app", "lab", "chaos", "--json"]
     command += ["--seed", str(seed), "--first", str(first), "--operations", str(operations)]
     command += ["--postgres"] if postgres else []
@@ -66,7 +66,7 @@ def run(seed: int, first: int, operations: int, *, postgres: bool) -> dict[str, 
 
 
 def merged(tallies: list[dict[str, Any]]) -> dict[str, Any]:
-    """One tally of all."""
+    """Return the sum of all tallies."""
     total: dict[str, Any] = {key: sum(one.get(key, 0) for one in tallies) for key in _SUMS}
     for key in _COUNTERS:
         counted: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def merged(tallies: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(total: dict[str, Any]) -> None:
-    """For people."""
+    """Print the totals."""
     for fault, times in total["faults"].items():
         hit = f"{times:5d}  {fault}"
         print(hit)
@@ -87,7 +87,7 @@ def show(total: dict[str, Any]) -> None:
     print(f"moments hit {hit}, missed {missed}: {total['moments_hit']}")
     each = total["seconds"] / max(1, total["operations"])
     print(f"{total['operations']} operations, {each:.1f} s each, {total['wall_s']:.0f} s in all")
-    print(f"guests that rightly died with their host or QEMU: {total['rightly_gone']}")
+    print(f"guests that died with their host or QEMU, as expected: {total['rightly_gone']}")
     for key in _SUMS[3:]:
         print(f"{key.replace('_', ' ')}: {total[key]}")
     for one in total["failed"]:
@@ -95,12 +95,12 @@ def show(total: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the campaign, print, and keep the result."""
+    """Run the campaigns, print the totals and save them."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     words.add_argument("--operations", type=int, default=500)
     words.add_argument("--seed", type=int, default=1)
-    words.add_argument("--labs", type=int, default=2, help="that many at once")
-    words.add_argument("--postgres", action="store_true", help="the journal in PostgreSQL")
+    words.add_argument("--labs", type=int, default=2, help="number of concurrent labs")
+    words.add_argument("--postgres", action="store_true", help="keep the journal in PostgreSQL")
     words.add_argument("--json", type=Path, default=Path("bench/results/chaos.json"))
     given = words.parse_args()
     began = time.monotonic()
@@ -115,7 +115,7 @@ def main() -> None:
         try:
             tallies = [tally for lot in lots for tally in lot.result()]
         except KeyboardInterrupt:
-            STOPPED.set()  # the terminal has told the labs, too; none begins anew
+            STOPPED.set()  # Ctrl-C has also reached the labs; start no new labs
             tallies = [tally for lot in lots for tally in lot.result()]
     total = {**merged(tallies), "wall_s": round(time.monotonic() - began, 1)}
     show(total)

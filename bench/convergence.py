@@ -1,18 +1,20 @@
-"""vmckpt's `balanced` beside virsh: guests that converge, guests that do not, links of all speeds.
+"""Compare vmckpt's policy `balanced` with virsh: guests that converge and guests that do not.
 
-Every guest is moved by four programs in turn, between the same two lab hosts over the same link:
+Four programs move every guest in turn, between the same two lab hosts and over the same link:
 
     vmckpt      vmckpt migrate, policy balanced (without TLS, like the others)
     virsh       virsh migrate --live
     throttled   virsh migrate --live --auto-converge
-    schedule    virsh migrate --live --postcopy, with the steps of oVirt's policy "post-copy" given
-                by hand: downtime 100 ms, 150 and 200 ms in the 2nd and 3rd pass, then post-copy
+    schedule    virsh migrate --live --postcopy, with the steps of oVirt's policy "post-copy"
+                entered manually: downtime 100 ms, 150 and 200 ms in the 2nd and 3rd pass, then
+                post-copy
 
-Each guest moves there and back once before, over an open link, so that nobody pays for first times.
-All are measured from outside in the same way: time from the first byte until the source has let
-go of the guest; the longest silence that the observer heard. A row's ideal is what a switch after
-the first pass would send, over the stream's bandwidth, both as vmckpt's run shows them. A peer that
-has not ended after five times the ideal is aborted and counts as not finished.
+Each guest first moves there and back over an unlimited link, so that no program pays the cost of a
+first migration. All programs are measured from outside in the same way: the time from the first
+byte until the source has released the guest, and the longest silence that the observer recorded.
+The ideal time of a row is the amount of data that a switch after the first pass would send, divided
+by the bandwidth of the stream, both as measured in vmckpt's run. A migration that takes five times
+the ideal time is aborted and counts as not finished.
 
     sudo .venv/bin/python bench/convergence.py [--rows 1,5] [--json bench/results/convergence.json]
 """
@@ -47,7 +49,7 @@ _FIRST_LIMIT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A guest and the link it is moved over."""
+    """A guest, and the link over which it is moved."""
 
     memory: str
     dirty: str
@@ -72,22 +74,22 @@ ROWS = (
 
 @dataclass(slots=True)
 class Run:
-    """One program's migration of one guest, seen from outside."""
+    """A program's migration of a guest, as seen from outside."""
 
     peer: str
     finished: bool = False
     total: float = 0.0
     """Seconds from the first byte to the end, or to the abort."""
     by_libvirt: float | None = None
-    """Seconds from the order to the end as libvirt's final statistics have it, the setting up
-    included; None after post-copy, of which libvirt keeps none."""
+    """Total time in libvirt's final statistics, in seconds, including the setup. None after
+    post-copy, for which libvirt keeps no statistics."""
     setup: float = 0.0
     """Seconds from the command's start to the first byte."""
     blackout: float = 0.0
     undisturbed: float = 0.0
     transferred: int = 0
     first_pass: float = 0.0
-    """Bytes sent in it."""
+    """Bytes sent in the first pass."""
     left_after_it: float = 0.0
     bandwidth: float = 0.0
     switched: bool = False
@@ -95,7 +97,7 @@ class Run:
 
 
 def command(plan: LabPlan, peer: str, source: str) -> list[str]:
-    """What is run."""
+    """Return the command line of a program."""
     target = OTHER[source]
     if peer == "vmckpt":
         program = str(Path(sys.executable).parent / "vmckpt")
@@ -113,12 +115,12 @@ def command(plan: LabPlan, peer: str, source: str) -> list[str]:
 
 
 def start(command: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Run a program; what it prints goes into a file, since a full pipe would stop it."""
+    """Start a program. Its output goes to a file, because a full pipe would stop it."""
     return subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
 
 
 class Stopwatch:
-    """Looks at the source ten times a second, the same for every program."""
+    """Samples the source ten times per second, in the same way for every program."""
 
     def __init__(
         self, migrations: LibvirtMigrationDriver, run: Run, act: Callable[[int], Any] | None
@@ -130,7 +132,11 @@ class Stopwatch:
         self.first = self.last = 0.0
 
     async def watch(self, process: subprocess.Popen[bytes], limit: float) -> bool:
-        """Until the program ends; False if it was stopped at the limit after the first byte."""
+        """Sample until the program ends. Returns whether it succeeded within the limit.
+
+        The limit is in seconds from the first byte. At the limit, the migration is aborted, except
+        in post-copy.
+        """
         while process.poll() is None:
             sample = await self._migrations.sample()
             now = time.monotonic()
@@ -150,7 +156,7 @@ class Stopwatch:
 
 
 def schedule(migrations: LibvirtMigrationDriver) -> Callable[[int], Any]:
-    """oVirt's steps; its own monitor looks every ten seconds, this one at every sample."""
+    """Return oVirt's steps. oVirt acts every ten seconds, this function at every sample."""
     done = {"pass": 0}
 
     async def act(iteration: int) -> None:
@@ -166,7 +172,7 @@ def schedule(migrations: LibvirtMigrationDriver) -> Callable[[int], Any]:
 
 
 async def move(plan: LabPlan, peer: str, source: str, limit: float) -> Run:
-    """Let one program move the guest, and measure."""
+    """Move the guest with one program, and measure the migration."""
     known = inventory.load(plan.inventory)
     run = Run(peer)
     async with (
@@ -203,7 +209,7 @@ async def move(plan: LabPlan, peer: str, source: str, limit: float) -> Run:
 
 
 def _ideal(run: Run, samples: list[dict[str, Any]]) -> None:
-    """First pass and what it left, as the samples of vmckpt's run tell it."""
+    """Compute the first pass, the data that it left, and the bandwidth from vmckpt's samples."""
     moving = [sample for sample in samples if sample["iteration"]]
     later = next((s for s in moving if s["iteration"] > 1), moving[-1])
     run.first_pass = later["transferred"]
@@ -214,7 +220,7 @@ def _ideal(run: Run, samples: list[dict[str, Any]]) -> None:
 
 
 def turn(plan: LabPlan, place: str) -> tuple[list[Run], float]:
-    """Every program once, from one host to the other and back; and the ideal."""
+    """Run every program once, alternately there and back. Returns the runs and the ideal time."""
     runs, limit, ideal = [], _FIRST_LIMIT, 0.0
     for peer in PEERS:
         run = asyncio.run(move(plan, peer, place, limit))
@@ -232,7 +238,7 @@ def turn(plan: LabPlan, place: str) -> tuple[list[Run], float]:
 
 
 def mean(one: Run, two: Run) -> Run:
-    """Of both ways; the longer blackout."""
+    """Return the mean of the runs in both directions, with the longer blackout."""
     both = None
     if one.by_libvirt is not None and two.by_libvirt is not None:
         both = (one.by_libvirt + two.by_libvirt) / 2
@@ -247,12 +253,12 @@ def mean(one: Run, two: Run) -> Run:
 
 
 def measure(plan: LabPlan, row: Row) -> dict[str, Any]:
-    """One row: a fresh guest, moved by each program in turn."""
+    """Measure a row: a new guest, moved by each program in turn."""
     for host in ("alpha", "beta"):
         network.shape(plan, host, None)
     guests.start(plan, "web1", "alpha", memory=row.memory, dirty=row.dirty)
     try:
-        # The first arrival of a guest of that size pays for the host's memory; nobody's fault.
+        # The first arrival of a guest of this size takes longer: the host allocates the memory.
         for source in ("alpha", "beta"):
             subprocess.run(command(plan, "virsh", source), capture_output=True, check=True)
         for host in ("alpha", "beta"):
@@ -260,7 +266,7 @@ def measure(plan: LabPlan, row: Row) -> dict[str, Any]:
         time.sleep(3.0)
         runs, ideal = turn(plan, "alpha")
         if row.link == "off":
-            # As fast as the machine goes, one way is faster than the other: everybody goes both.
+            # Without a limit, one direction is faster than the other, so each program does both.
             subprocess.run(command(plan, "virsh", "alpha"), capture_output=True, check=True)
             again, other = turn(plan, "beta")
             runs = [mean(one, two) for one, two in zip(runs, again, strict=True)]
@@ -271,7 +277,7 @@ def measure(plan: LabPlan, row: Row) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> None:
-    """What was measured, a line for each row."""
+    """Print the results, one line per row."""
     print(f"\n{'guest and link':<38}{'ideal':>8}", end="")
     print("".join(f"{peer:>11}" for peer in PEERS), end="")
     print(f"{'/ideal':>8}{'/virsh':>8}{'blackout':>10}  how")
@@ -291,8 +297,11 @@ def table(results: list[dict[str, Any]]) -> None:
 
 
 def _beside(mine: dict[str, Any], virsh: dict[str, Any]) -> str:
-    """Our time over virsh's: by libvirt's statistics where both have them, which see a second of
-    migration to the millisecond; else by the stopwatch, which looks ten times a second."""
+    """Return vmckpt's time divided by virsh's.
+
+    Uses libvirt's statistics if both runs have them, because they are exact to the millisecond;
+    otherwise the stopwatch, which samples ten times per second.
+    """
     if not virsh["finished"]:
         return f"{'':>8}"
     key = "total" if None in (mine["by_libvirt"], virsh["by_libvirt"]) else "by_libvirt"
@@ -300,15 +309,15 @@ def _beside(mine: dict[str, Any], virsh: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Build a lab, measure the rows, print, and take the lab down."""
+    """Build a lab, measure the rows, print the results and remove the lab."""
     words = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    words.add_argument("--rows", help="only these, counted from 1: 1,5,6")
+    words.add_argument("--rows", help="only these rows, counted from 1, like 1,5,6")
     words.add_argument("--json", type=Path)
     asked = words.parse_args()
     chosen = [int(n) - 1 for n in asked.rows.split(",")] if asked.rows else range(len(ROWS))
     name = f"bench-{os.getpid()}"
     plan = lab.up(name)
-    os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # goes with the lab
+    os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # removed with the lab
     results = []
     try:
         for index in chosen:

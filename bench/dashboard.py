@@ -1,14 +1,14 @@
-"""The dashboard with a large fleet: what it costs to look at, and how quickly keys are answered.
+"""Measure the dashboard with a large fleet: its cost, and how quickly it responds to keys.
 
     .venv/bin/python -m bench.dashboard [--hosts 1000] [--guests 20000] [--jobs 50]
         [--seconds 30] [--json bench/results/dashboard.json]
 
-Hosts and guests are made up, as with --simulate; the jobs are in a real journal, which another
-process writes to, as 50 controllers would: five samples a second each. The dashboard runs in a
-terminal of its own, 160 by 48. Measured from outside: from the start of the process until it shows
-the guests; its CPU time and memory while it is looked at, on the list of guests and on that of
-jobs; and from a key until what it changes has been drawn. A run of `vmckpt --version` is timed
-beside it: what of a start is Python's and the command line's own.
+Hosts and guests are simulated, as with --simulate. The jobs are in a real journal, to which another
+process writes as 50 controllers would: five samples per second each. The dashboard runs in its own
+terminal of 160 by 48 characters. Measured from outside are: the time from the start of the process
+until the guests are shown; the CPU time and memory while the list of guests or the list of jobs is
+shown; and the time from a key until the first change is drawn. `vmckpt --version` is timed as well,
+to show how much of the start is due to Python and the command line.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _FIGURES = {"cpu": 25.0, "key_p95_ms": 50.0, "start_s": 1.5, "memory_mib": 250.0
 
 
 class Terminal:
-    """A dashboard in a terminal that nobody sees."""
+    """A dashboard in a pseudo-terminal."""
 
     def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         self.master, slave = pty.openpty()
@@ -48,63 +48,63 @@ class Terminal:
         os.close(slave)
 
     def read(self, limit: float) -> bytes:
-        """What it draws; nothing if it draws nothing for so long."""
+        """Return what the dashboard draws; empty if it draws nothing for `limit` seconds."""
         ready, _, _ = select.select([self.master], [], [], limit)
         return os.read(self.master, 1 << 16) if ready else b""
 
     def until(self, text: bytes, limit: float) -> float:
-        """Seconds from its start until it has shown a text."""
+        """Wait until a text is shown. Returns the time since the start, in seconds."""
         seen, end = b"", time.monotonic() + limit
         while time.monotonic() < end:
             seen = seen[-10_000:] + self.read(0.05)
             if text in seen:
                 return time.monotonic() - self.began
-        raise SystemExit(f"it never showed {text!r}: {seen[-2000:]!r}")
+        raise SystemExit(f"the dashboard never showed {text!r}: {seen[-2000:]!r}")
 
     def rest(self, seconds: float) -> None:
-        """Read on for so long."""
+        """Read and drop the output for this long."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.read(left)
 
     def key(self, key: bytes) -> float:
-        """Milliseconds from a key to the first that is drawn after it."""
+        """Press a key. Returns the time until the dashboard draws something, in milliseconds."""
         while self.read(0.0):
             pass
         began = time.monotonic()
         os.write(self.master, key)
         while not self.read(1.0):
             if time.monotonic() - began > 5:
-                raise SystemExit("a key was not answered within 5 s")
+                raise SystemExit("the dashboard did not respond to a key within 5 s")
         return (time.monotonic() - began) * 1000
 
     def cpu(self) -> float:
-        """Seconds of CPU time that it has used."""
+        """Return the CPU time of the dashboard so far, in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text("utf-8").rpartition(")")[2]
         return sum(int(one) for one in fields.split()[11:13]) / _TICKS
 
     def memory(self) -> float:
-        """MiB at the most, so far."""
+        """Return the peak memory of the dashboard so far, in MiB."""
         text = Path(f"/proc/{self.process.pid}/status").read_text("utf-8")
         line = next(one for one in text.splitlines() if one.startswith("VmHWM"))
         return int(line.split()[1]) / 1024
 
     def close(self) -> None:
-        """End it."""
+        """Kill the dashboard."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         os.close(self.master)
 
 
 def show(hosts: int, guests: int) -> None:
-    """What runs in the terminal: made-up hosts, a real journal."""
+    """Run the dashboard, with simulated hosts and a real journal."""
     from vmckpt.app.dashboard_source import Live  # noqa: PLC0415
     from vmckpt.inventory import Inventory  # noqa: PLC0415
     from vmckpt.simulation.source import Showing  # noqa: PLC0415
     from vmckpt_tui import app  # noqa: PLC0415
 
     class Mixed(Live):
-        title = "made-up hosts, a real journal"
+        title = "simulated hosts, a real journal"
 
         def __init__(self, made: Showing) -> None:
             super().__init__(Inventory(path=Path("none"), hosts={}, observer=None))
@@ -118,7 +118,7 @@ def show(hosts: int, guests: int) -> None:
 
 
 def write(jobs: int) -> None:
-    """What controllers write: five samples a second of each job, until it is killed."""
+    """Write what controllers write: five samples per second for each job, until killed."""
     from vmckpt.journal import recorder  # noqa: PLC0415
     from vmckpt.journal.records import NewOperation  # noqa: PLC0415
     from vmckpt.model.events import Estimate, Sampled  # noqa: PLC0415
@@ -150,8 +150,10 @@ def write(jobs: int) -> None:
 
 @contextlib.contextmanager
 def journal(jobs: int) -> Iterator[dict[str, str]]:
-    """A journal of its own that is written to all the time; in memory, for 50 controllers that wait
-    for one disk would not write so often."""
+    """Yield the environment of a new journal to which another process writes continuously.
+
+    The journal is in memory: 50 controllers that share a disk could not write at this rate.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         environment = {**os.environ, "VMCKPT_STATE": folder, "TERM": "xterm-256color",
                        "COLORTERM": "truecolor"}  # fmt: skip
@@ -166,7 +168,7 @@ def journal(jobs: int) -> Iterator[dict[str, str]]:
 
 
 def measured(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
-    """One dashboard, from its start to its end."""
+    """Measure one run of the dashboard."""
     words = [sys.executable, "-m", "bench.dashboard", "--show", f"{args.hosts}x{args.guests}"]
     terminal = Terminal(words, environment)
     try:
@@ -206,7 +208,7 @@ def measured(args: argparse.Namespace, environment: dict[str, str]) -> dict[str,
 
 
 def version(environment: dict[str, str]) -> float:
-    """Seconds that `vmckpt --version` takes."""
+    """Return how long `vmckpt --version` takes, in seconds."""
     began = time.monotonic()
     words = [sys.executable, "-m", "vmckpt.cli.app", "--version"]
     subprocess.run(words, env=environment, check=True, capture_output=True)
@@ -214,7 +216,7 @@ def version(environment: dict[str, str]) -> float:
 
 
 def main() -> None:
-    """Measure, print, and keep."""
+    """Measure the dashboard, print the figures and save them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=1000)
     parser.add_argument("--guests", type=int, default=20_000)
@@ -240,7 +242,7 @@ def main() -> None:
     median = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
     asked = {f"cpu_{part}": _FIGURES["cpu"] for part in ("fleet", "jobs")} | _FIGURES
     for key, value in median.items():
-        limit = f"  (asked: {asked[key]:g} at the most)" if key in asked else ""
+        limit = f"  (goal: at most {asked[key]:g})" if key in asked else ""
         print(f"{key:<18} {value:10.1f}{limit}" if value > 9 else f"{key:<18} {value:10.3f}{limit}")
     if args.json is not None:
         told = {"hosts": args.hosts, "guests": args.guests, "jobs": args.jobs, "runs": runs,

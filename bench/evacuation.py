@@ -1,14 +1,17 @@
-"""Emptying hosts, on paper: how long a plan takes, and how well it is carried out.
+"""Plan and simulate evacuations: how long a plan takes, and how well it works.
 
     .venv/bin/python -m bench.evacuation [--only scale,race] [--fleets 20]
         [--json bench/results/evacuation.json]
 
-`scale`: a rack of 40 hosts out of 1,000 with 20,000 guests is planned and played through; then
-fleets from 100 to 10,000 guests. `race`: the same racks emptied by us and by two others in one
-made-up world, where what a move sends is off by up to 30 % and some fail half-way. Others: one
-after the other from each host, as OpenStack Nova does with its usual max_concurrent_live_migrations
-of 1, to the host with the most free memory; and jobsets as Ganeti's hbal makes them: moves that
-share no host at once, the next set when all of the last have ended.
+`scale` plans and simulates the evacuation of a rack of 40 hosts, in a fleet of 1,000 hosts with
+20,000 guests, and then of fleets with 100 to 10,000 guests. `race` compares vmckpt with two other
+methods on the same simulated racks, in which the amount of data that a move sends deviates by up to
+30 %, and some moves fail halfway. The other methods are:
+
+* serial: the guests of each host one after the other, as OpenStack Nova does with the default
+  max_concurrent_live_migrations of 1, each to the host with the most free memory
+* jobsets, as in Ganeti's hbal: sets of concurrent moves without a common host; the next set starts
+  when all moves of the previous set have ended
 """
 
 import argparse
@@ -42,13 +45,16 @@ TERMS = EvacuationTerms(rules=RULES, windows=WINDOWS, patience=RetryLimits(tries
 
 
 def rack(seed: int, hosts: int, guests: int, emptied: int) -> tuple[Fleet, list[Tenant]]:
-    """Hosts of 128 to 512 GiB on 10 and 25 Gbit/s, guests of 1 to 32 GiB; the first hosts go."""
+    """Generate a fleet. Returns the fleet, and the guests of the first `emptied` hosts.
+
+    Hosts have 256 to 512 GiB and links of 10 or 25 Gbit/s; guests have 1 to 32 GiB.
+    """
     dice = random.Random(seed)
     places = [
         Place(
             name=f"h{number:04}", memory=Bytes(dice.choice((256, 384, 512)) * GIB), cpus=512.0,
             labels=MappingProxyType({"rack": f"r{number // 40}"}),
-            closed="it is emptied" if number < emptied else None,
+            closed="it is being evacuated" if number < emptied else None,
             link=BytesPerSecond(dice.choice((10, 25)) * GBIT),
         )
         for number in range(hosts)
@@ -74,7 +80,7 @@ def rack(seed: int, hosts: int, guests: int, emptied: int) -> tuple[Fleet, list[
 
 
 def scale(_: argparse.Namespace) -> dict[str, Any]:
-    """How long plans take."""
+    """Measure how long plans take."""
     large = _planned(1, 1000, 20_000, 40)
     print(f"{'hosts':>6} {'guests':>7} {'moves':>6} {'plan':>8} {'n log n':>9}")
     sizes = (100, 300, 1000, 3000, 10_000)
@@ -115,7 +121,7 @@ def _planned(seed: int, hosts: int, guests: int, emptied: int) -> dict[str, Any]
 
 @dataclass
 class Others:
-    """What other programs do, in the same world: the same shares of links, and the same luck."""
+    """A simulation of other methods, with the same model of links and the same random failures."""
 
     fleet: Fleet
     luck: Luck
@@ -130,14 +136,14 @@ class Others:
         self.running: list[tuple[Under, Move, bool]] = []
 
     def begin(self, move: Move) -> None:
-        """What it really sends, and whether it fails half-way, nobody knew before."""
+        """Start a move. The data that it really sends, and whether it fails, are drawn now."""
         self.capacity.place(move.tenant, self.capacity.index[move.target])
         fate = self.luck.of(self.seed, move, self.tries[move.name])
         self.tries[move.name] += 1
         self.running.append((begin(fate.real(move)), move, fate.fails is not None))
 
     def step(self) -> tuple[list[Move], list[Move]]:
-        """Until something ends: who has arrived, and who has failed."""
+        """Simulate until a move ends. Returns the moves that arrived and the moves that failed."""
         took, after = advance([one for one, _, _ in self.running], self.links)
         self.now += took
         arrived: list[Move] = []
@@ -155,7 +161,7 @@ class Others:
         return arrived, failed
 
     def roomiest(self, tenant: Tenant) -> str | None:
-        """The host with the most free memory that may take it."""
+        """Return the possible target with the most free memory; None without a possible target."""
         may = self.capacity.allowed_hosts(tenant)
         able = [at for at, yes in enumerate(may.tolist()) if yes]
         if not able:
@@ -166,7 +172,10 @@ class Others:
 
 
 def serial(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> tuple[float, int]:
-    """One at a time from each host; a failed one goes to the end of its queue."""
+    """Simulate one move at a time from each host. Returns the duration and the number of moves.
+
+    A guest whose move failed goes to the end of its host's queue.
+    """
     world = Others(fleet, luck, seed)
     queues: dict[str, list[Tenant]] = {}
     for one in leaving:
@@ -187,7 +196,10 @@ def serial(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> tu
 
 
 def jobsets(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> tuple[float, int]:
-    """Sets of moves that share no host; the next when all of the last have ended."""
+    """Simulate sets of concurrent moves without a common host, one set after the other.
+
+    Returns the duration and the number of moves.
+    """
     world = Others(fleet, luck, seed)
     waiting = list(leaving)
     while waiting:
@@ -216,8 +228,11 @@ def jobsets(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> t
 
 
 def bound(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> float:
-    """No order is faster: what really leaves a host goes over its link, and all over those of the
-    rest. Pages that are sent again, attempts that fail and setup are not in it."""
+    """Return a lower bound of the duration for any order of the moves, in seconds.
+
+    All data that leaves a host uses the host's link, and all data together uses the links of the
+    targets. The bound ignores pages that are sent again, failed attempts and setup.
+    """
     links = links_of(fleet)
     sent: dict[str, float] = {}
     for one in leaving:
@@ -229,8 +244,11 @@ def bound(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> flo
 
 
 def floor(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> float:
-    """The same with what nobody can help: pages that a guest writes meanwhile travel again, also if
-    it has all of its host's link, and attempts that fail have sent what they have sent."""
+    """Return a lower bound that includes the unavoidable part of retransmissions and failures.
+
+    Pages that a guest writes during its move are sent again even if the guest has its host's link
+    to itself, and a failed attempt has already sent data.
+    """
     links = links_of(fleet)
     busy: dict[str, float] = {}
     for one in leaving:
@@ -246,7 +264,7 @@ def floor(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> flo
 
 
 def race(args: argparse.Namespace) -> dict[str, Any]:
-    """Who empties a rack fastest."""
+    """Compare how long the methods take to evacuate a rack."""
     names = ("bound", "floor", "vmckpt", "serial", "jobsets")
     print(f"{'fleet':>5} {'moves':>6}" + "".join(f" {name:>8}" for name in names))
     rows = []
@@ -279,14 +297,15 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
         print(f"{name}: median {told[name]['median']:.3f} of the bound, worst {max(of):.3f}")
     above = [row["vmckpt"] / row["floor"] for row in rows]
     told["of_the_floor"] = {"median": statistics.median(above), "worst": max(above)}
-    print(f"of what nobody can help: median {statistics.median(above):.3f}, worst {max(above):.3f}")
+    worst, median = max(above), statistics.median(above)
+    print(f"vmckpt, of the bound with unavoidable costs: median {median:.3f}, worst {worst:.3f}")
     told["never_worse"] = all(row["vmckpt"] <= min(row["serial"], row["jobsets"]) for row in rows)
-    print(f"never slower than either of the others: {told['never_worse']}")
+    print(f"vmckpt is never slower than the other methods: {told['never_worse']}")
     return told
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Run the chosen measurements and save the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="scale,race")
     parser.add_argument("--fleets", type=int, default=20)

@@ -1,14 +1,14 @@
-"""A host of a lab is emptied: by vmckpt, and by virsh, one after the other and two at a time.
+"""Evacuate a lab host with vmckpt, and with virsh, moving guests one by one and two at a time.
 
     sudo .venv/bin/python -m bench.evacuation_lab [--rounds 3] [--guests 8] [--link 400mbit]
         [--plain] [--json bench/results/evacuation_lab.json]
 
-Three hosts, eight busy guests on the first. All three ways empty it in turn, in one run, guests
-brought back in between by virsh. virsh is given the targets that a person would choose: half of the
-guests to each of the other hosts, and encrypts as vmckpt does where hosts have certificates;
---plain: nobody encrypts. What is compared is the time from the first command to the last
-guest's arrival. vmckpt is measured with its plan made and shown before, as virsh's user has made
-his, and as a whole command beside that.
+The lab has three hosts; eight busy guests run on the first. In each round, the three methods
+evacuate the first host in turn, and virsh moves the guests back after each. virsh moves half of the
+guests to each of the other hosts, as an operator would, and encrypts as vmckpt does if hosts have
+certificates; with --plain, no method encrypts. The time from the first move to the arrival of the
+last guest is compared, without the time for vmckpt's plan, because an operator who uses virsh also
+plans first. The duration of the complete vmckpt command is recorded as well.
 """
 
 import argparse
@@ -32,19 +32,19 @@ MAINTENANCE = Path(__file__).parents[1] / "policies/maintenance.yaml"
 
 
 def virsh(bench: Bench, name: str, source: str, target: str, *, plain: bool = False) -> None:
-    """One move, with the flags that vmckpt gives."""
+    """Move a guest with virsh, with the flags that vmckpt uses."""
     there = bench.plan.host(target).address
     tls = [] if plain else ["--tls", "--tls-destination", target]
     subprocess.run(
         ["virsh", "-c", f"qemu+tcp://{bench.plan.host(source).address}/system", "migrate",
          "--live", "--p2p", "--persistent", "--undefinesource", "--unsafe", "--abort-on-error",
          *tls, name, f"qemu+tcp://{there}/system", "--migrateuri", f"tcp://{there}"],
-        check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,  # at a terminal it asks
+        check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,  # else virsh prompts
     )  # fmt: skip
 
 
 def by_virsh(bench: Bench, names: Sequence[str], *, at_once: int, plain: bool) -> dict[str, float]:
-    """All of them, half to each of the other hosts."""
+    """Move all guests with virsh, half to each of the other hosts. Returns the duration."""
     targets = [("beta", "gamma")[number % 2] for number in range(len(names))]
     began = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
@@ -54,14 +54,14 @@ def by_virsh(bench: Bench, names: Sequence[str], *, at_once: int, plain: bool) -
 
 
 def _without_tls(bench: Bench) -> Path:
-    """The policy for emptying hosts, but for that."""
+    """Write the policy maintenance with TLS off. Returns the file's path."""
     policy = bench.plan.folder / "plain.yaml"
     policy.write_text(MAINTENANCE.read_text().replace("tls: preferred", "tls: off"))
     return policy
 
 
 def by_vmckpt(bench: Bench, names: Sequence[str], *, plain: bool) -> dict[str, float]:
-    """The command, and of that the part after the plan."""
+    """Run vmckpt evacuate. Returns the duration of the moves and of the complete command."""
     words = ["--policy", str(_without_tls(bench))] if plain else []
     began = time.monotonic()
     done = bench.good("evacuate", "alpha", "--yes", "--json", *words).json
@@ -72,7 +72,7 @@ def by_vmckpt(bench: Bench, names: Sequence[str], *, plain: bool) -> dict[str, f
 
 
 def back(bench: Bench, names: Sequence[str]) -> None:
-    """By virsh, one after the other."""
+    """Move all guests back with virsh, one after the other."""
     for name in names:
         (at,) = bench.where(name)
         if at != "alpha":
@@ -80,7 +80,7 @@ def back(bench: Bench, names: Sequence[str]) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """All ways in turn, each first as often as last."""
+    """Run all methods in turn; each is first and last equally often."""
     plan = lab.up("evacuation", hosts=3, say=print)
     bench = Bench(plan)
     try:
@@ -111,12 +111,12 @@ def run(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure all methods, print the medians and save the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--guests", type=int, default=8)
     parser.add_argument("--link", default="400mbit")
-    parser.add_argument("--plain", action="store_true", help="Nobody encrypts.")
+    parser.add_argument("--plain", action="store_true", help="do not encrypt")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found = run(args)
@@ -129,7 +129,7 @@ def main() -> None:
         "ratio": round(medians["vmckpt"] / best, 3),
     }  # fmt: skip
     for way, median in medians.items():
-        print(f"{way:<14} {median:6.1f} s  {median / best:.2f} of the best by hand")
+        print(f"{way:<14} {median:6.1f} s  {median / best:.2f} of the faster virsh method")
     if args.json is not None:
         args.json.write_text(json.dumps(results, indent=2) + "\n")
     sys.exit(0)

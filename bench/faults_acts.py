@@ -1,4 +1,4 @@
-"""The faults of a round: each strikes at once, and says what it has struck."""
+"""Inject the fault of a round. Each fault is injected at once, and records what it struck."""
 
 import re
 import signal
@@ -17,13 +17,13 @@ from vmckpt_lab.shell import run
 
 FROZEN = 6.0
 _RESTARTED = 1.5
-"""A libvirtd that dies is started again after that, as a service manager does it."""
+"""Seconds after which a killed libvirtd is restarted, as by a service manager."""
 _MAC = re.compile(r"mac address='(\S+?)'")
 
 
 @dataclass
 class Strike:
-    """One round's fault. `at`: the host of its step; `stopped`: the process at the step, if any."""
+    """The fault of a round. `at`: the host of the step. `stopped`: the process at the step."""
 
     scene: Scene
     round: Round
@@ -35,7 +35,10 @@ class Strike:
     _later: list[threading.Thread] = field(default_factory=list)
 
     def __call__(self) -> None:
-        """Strike, and resume the process at the step unless it is a victim. Raises LabError."""
+        """Inject the fault, and resume the process at the step unless it is a victim.
+
+        Raises LabError.
+        """
         {
             Kind.SIGNALS: self._signals,
             Kind.ONE_WAY: self._one_way,
@@ -48,7 +51,7 @@ class Strike:
             inject.send(self.stopped, signal.SIGCONT)
 
     def over(self) -> None:
-        """Nothing of it comes later any more."""
+        """Cancel the delayed parts of the fault, and wait for those that have begun."""
         for one in self._later:
             if isinstance(one, threading.Timer):
                 one.cancel()
@@ -94,7 +97,7 @@ class Strike:
             self._after(self.round.seconds, lambda: network.unmute(space))
 
     def mute(self, from_: str, to: str) -> None:
-        """Nothing from one reaches the other any more."""
+        """Drop all packets from one machine to another."""
         network.mute(self._namespace(from_), self._address(to))
 
     def _namespace(self, part: str) -> str:
@@ -120,7 +123,7 @@ class Strike:
         self.struck = [chosen]
 
     def _lost_commit(self) -> None:
-        """What was committed since the replica was held back is lost; see `forget`."""
+        """Fail the lease store over. Commits since the replica was held back are lost."""
         self.scene.pair.fail_over()
         if self.round.victims:
             self._signals()
@@ -128,7 +131,7 @@ class Strike:
 
     def _card(self) -> None:
         words = attach() if self.round.plugs else detach(cards(self.scene, self.primary)[-1])
-        # libvirt may have to wait for the agent that is stopped.
+        # A thread, because libvirt may have to wait for the stopped agent.
         command = host.enter(self.scene.plan.host(self.primary), *words)
         thread = threading.Thread(target=lambda: run(command, check=False), daemon=True)
         thread.start()
@@ -142,24 +145,24 @@ class Strike:
 
 
 def cards(scene: Scene, on: str) -> list[str]:
-    """The addresses of the guest's network cards, in their order."""
+    """Return the MAC addresses of the guest's network cards, in order."""
     told = run(host.enter(scene.plan.host(on), "virsh", "-q", "dumpxml", GUEST), check=False)
     return _MAC.findall(told)
 
 
 def attach() -> list[str]:
-    """The command that plugs another network card in."""
+    """Return the command that plugs in another network card."""
     bridge = ["attach-interface", GUEST, "bridge", GUEST_BRIDGE]
     return ["virsh", "-q", *bridge, "--model", "virtio", "--live"]
 
 
 def detach(address: str) -> list[str]:
-    """The command that takes the card with this MAC address away."""
+    """Return the command that unplugs the card with this MAC address."""
     return ["virsh", "-q", "detach-interface", GUEST, "bridge", "--mac", address, "--live"]
 
 
 def end(scene: Scene, on: str, how: str) -> None:
-    """End the guest's host as far as the guest is concerned: its standby is to take over."""
+    """Kill the guest, or the agent and watchdog, so that the standby takes over."""
     if how == ENDS[0]:
         doomed = scene.qemus(on)
     else:
@@ -174,7 +177,7 @@ def end(scene: Scene, on: str, how: str) -> None:
 
 
 def _freeze(scene: Scene, name: str) -> None:
-    """Stop every process of the host, then resume all at once."""
+    """Stop every process of the host, and resume all of them after `FROZEN` seconds."""
     first = scene.first(name)
     for one in scene.processes(name):
         if one != first:
@@ -192,5 +195,5 @@ HOST_INJURIES: Mapping[str, Callable[[Scene, str], None]] = {
 
 
 def other(name: str) -> str:
-    """The other of the two hosts."""
+    """Return the other of the two hosts."""
     return HOSTS[1 - HOSTS.index(name)]

@@ -1,4 +1,4 @@
-"""What must hold after a round, whatever happened in it; `Speakers` is pure."""
+"""Check the invariants that must hold after every round. `Speakers` is pure."""
 
 import json
 import subprocess
@@ -17,25 +17,25 @@ from vmckpt_lab.processes import Census
 
 _LOOKS = 0.1
 _RUNS = 5_000_000
-"""Nanoseconds of CPU time in a second; a guest that is stopped has none."""
+"""Nanoseconds of CPU time per second above which a guest counts as running."""
 
 
 @dataclass(slots=True)
 class Speakers:
-    """Packets that guests' taps have taken from QEMU, by host, one reading after the other.
+    """Counts the packets that guests' taps receive from QEMU on each host, in successive readings.
 
-    In a takeover the old host speaks in the first part of an interval and the new one in the last.
-    Two that both speak in each of two intervals next to each other speak at the same time.
+    In a takeover, the old host sends in the first part of an interval and the new host in the last
+    part. Two hosts that both sent in two consecutive intervals sent at the same time.
     """
 
     seen: list[str] = field(default_factory=list)
     packets: dict[str, int] = field(default_factory=dict)
-    """All that each host's have sent."""
+    """Number of packets that the guests on each host have sent."""
     _before: dict[tuple[str, str], int] = field(default_factory=dict)
     _spoke: frozenset[str] = frozenset()
 
     def take(self, taps: Mapping[tuple[str, str], int], at: float) -> None:
-        """`taps`: packets by host and tap."""
+        """Take a reading. `taps`: number of packets by host and tap. `at`: time, in seconds."""
         now = set()
         for (where, tap), count in taps.items():
             more = count - self._before.get((where, tap), count)
@@ -48,7 +48,7 @@ class Speakers:
 
 
 class TapWatch:
-    """Looks until it is left; use as a context manager."""
+    """Reads the packet counters of all taps periodically. Use as a context manager."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -75,7 +75,7 @@ class TapWatch:
 
 
 def counted(table: str) -> dict[str, int]:
-    """Packets that each tap in a /proc/net/dev took from its QEMU."""
+    """Return how many packets each tap in a /proc/net/dev table received from its QEMU."""
     found = {}
     for line in table.splitlines():
         name, _, numbers = line.partition(":")
@@ -85,7 +85,7 @@ def counted(table: str) -> dict[str, int]:
 
 
 def runs_on(scene: Scene, seconds: float = 0.4) -> list[str]:
-    """Hosts on which the guest's CPUs do anything meanwhile."""
+    """Return the hosts on which the guest's vCPUs run during the next `seconds`."""
     census = Census(scene.plan)
     before = {one: census.ran(one) for one in census.copies(GUEST)}
     time.sleep(seconds)
@@ -93,7 +93,7 @@ def runs_on(scene: Scene, seconds: float = 0.4) -> list[str]:
 
 
 def ledgers(scene: Scene) -> list[str]:
-    """What was lost: memory, records on the disk, and what the outside was told."""
+    """Return the errors in the guest's ledgers of memory, disk and output."""
     try:
         audit = ledger.audit(scene.plan, GUEST)
     except LabError as exc:
@@ -102,8 +102,10 @@ def ledgers(scene: Scene) -> list[str]:
 
 
 def left(scene: Scene, home: str | None) -> list[str]:
-    """What the protection has left, on both hosts, in QEMU and in the lease store. `home`: where
-    the guest runs; None: nowhere."""
+    """Return what the protection left on both hosts, in QEMU and in the lease store.
+
+    `home`: the host on which the guest runs, or None.
+    """
     found = []
     for name in HOSTS:
         with suppress(OSError, LabError):
@@ -129,7 +131,7 @@ def _listed(scene: Scene, name: str, *more: str) -> list[str]:
 
 
 def _on_qemu(scene: Scene, name: str) -> list[str]:
-    """Filters, block jobs and capabilities that a guest's QEMU would not have by itself."""
+    """Return the filters, block jobs and capabilities that an unprotected guest would not have."""
 
     def qmp(command: str, **arguments: object) -> list[dict[str, object]]:
         text = json.dumps({"execute": command, "arguments": arguments})
@@ -141,14 +143,14 @@ def _on_qemu(scene: Scene, name: str) -> list[str]:
         jobs = [f"block job {one['device']}" for one in qmp("query-block-jobs")]
         told = qmp("query-migrate-capabilities")
     except (LabError, ValueError, KeyError) as exc:
-        return [f"QEMU cannot be asked: {exc}"]
+        return [f"QEMU cannot be queried: {exc}"]
     on = {str(one["capability"]) for one in told if one["state"]}
     found = [f"object {one}" for one in objects if "vmckpt" in one] + jobs
     return found + [f"capability {one}" for one in sorted(on ^ {"events"})]
 
 
 def _told(scene: Scene, name: str, *command: str) -> str:
-    """Raises LabError."""
+    """Run a command on a host and return its output. Raises LabError if it fails."""
     words = host.enter(scene.plan.host(name), *command)
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
     if done.returncode != 0:

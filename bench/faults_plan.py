@@ -1,4 +1,4 @@
-"""What a round of the fault campaign does: a pure function of its seed."""
+"""Draw a round of the fault campaign from its seed. Pure."""
 
 import random
 from collections.abc import Mapping
@@ -10,29 +10,29 @@ from typing import Any
 
 
 class Way(StrEnum):
-    """How a protection comes to a step."""
+    """The part of a protection's life in which a step occurs."""
 
     BEGINNING = "beginning"
     EPOCH = "epoch"
     ALONE = "alone"
-    """The backup hears no more of the primary, which runs unprotected."""
+    """The primary no longer reaches the backup, and runs unprotected."""
     TAKEOVER = "takeover"
-    """The primary is ended."""
+    """The primary is killed, and the standby takes over."""
     SWITCH = "switch"
     ENDING = "ending"
     SNAPSHOT = "snapshot"
-    """There is no protection: the guest is captured for a snapshot."""
+    """The guest is not protected; a snapshot is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a step is."""
+    """Where a step occurs."""
 
     way: Way
     backup: bool = False
-    """On the backup, else on the guest's host."""
+    """True: on the backup. False: on the guest's host."""
     order: bool = False
-    """In the process of a command's order, else in the agent that stays."""
+    """True: in the process that executes an order. False: in the permanent agent."""
 
 
 STEPS: Mapping[str, Place] = {
@@ -63,23 +63,23 @@ STEPS: Mapping[str, Place] = {
     "output let out": Place(Way.ENDING, order=True),
     "capturing": Place(Way.SNAPSHOT, order=True),
 }
-"""By the names of bench/points.py."""
+"""The steps, by their names in bench/points.py."""
 
 
 class Victim(StrEnum):
-    """A process that is struck."""
+    """A process that a fault can strike."""
 
     AGENT = "agent"
     WATCHDOG = "watchdog"
     LIBVIRTD = "libvirtd"
     UNDO = "undo process"
-    """Beside a snapshot's capture; a protection has none."""
+    """Runs during the capture of a snapshot; a protection has no such process."""
     DISK_LOG = "disk log"
-    """Takes the writes of a protected guest."""
+    """Receives the disk writes of a protected guest."""
 
 
 def there(step: str) -> tuple[Victim, ...]:
-    """The processes of ours that are there at a step."""
+    """Return the kinds of processes that exist at a step."""
     place = STEPS[step]
     if place.way is Way.SNAPSHOT:
         return Victim.AGENT, Victim.LIBVIRTD, Victim.UNDO
@@ -89,7 +89,7 @@ def there(step: str) -> tuple[Victim, ...]:
 
 
 def subsets(step: str) -> list[frozenset[Victim]]:
-    """All of them, but for none."""
+    """Return all nonempty sets of the processes that exist at a step."""
     found = there(step)
     return [
         frozenset(some) for count in range(1, len(found) + 1) for some in combinations(found, count)
@@ -97,7 +97,7 @@ def subsets(step: str) -> list[frozenset[Victim]]:
 
 
 class How(StrEnum):
-    """What a victim gets."""
+    """The signal that the victims receive."""
 
     KILL = "SIGKILL"
     STOP = "SIGSTOP for a while"
@@ -105,7 +105,7 @@ class How(StrEnum):
 
 
 class Kind(StrEnum):
-    """What goes wrong."""
+    """A kind of fault."""
 
     SIGNALS = "signals"
     ONE_WAY = "one-way"
@@ -127,22 +127,22 @@ LINKS = (
     ("primary", "backup"), ("backup", "primary"), ("primary", "witness"), ("witness", "primary"),
     ("backup", "witness"), ("witness", "backup"),
 )  # fmt: skip
-"""From and to; what goes the other way arrives."""
+"""Sender and receiver of the packets that are dropped; packets in the other direction arrive."""
 HOST_INJURIES = ("power", "cables", "frozen", "QEMU killed")
 CLOCKS = ("lease store", "primary", "backup")
 ENDS = ("QEMU killed", "agent and watchdog killed")
-"""What ends the primary, so that its standby takes over."""
+"""How the primary is killed, so that its standby takes over."""
 _COMMITS = (
     "standby valid", "standby invalid", "handed over", "taken over", "output let out", "idle",
 )  # fmt: skip
-"""Steps right after something was written down in the lease store; and one where nothing was."""
+"""Steps right after a change in the lease store, and one step without a change."""
 _EPOCHS = tuple(name for name, place in STEPS.items() if place.way is Way.EPOCH)
 _HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One fault at one step."""
+    """A fault at a step."""
 
     seed: int
     kind: Kind
@@ -150,23 +150,23 @@ class Round:
     victims: tuple[Victim, ...] = ()
     how: How | None = None
     seconds: float = 0.0
-    """How long it lasts; 0: until all is mended."""
+    """Duration of the fault; 0: until all faults are repaired."""
     link: tuple[str, str] | None = None
     clock: str | None = None
     jump: int = 0
     plugs: bool | None = None
-    """A network card is plugged in; False: one is taken away."""
+    """True: a network card is plugged in. False: a network card is unplugged."""
     injury: str | None = None
     end: str = ENDS[0]
     delay: float = 0.0
-    """Of the arming of the step, after the protection is ready."""
+    """Seconds from a ready protection to the arming of the step."""
 
     @property
     def place(self) -> Place:
         return STEPS[self.step]
 
     def as_json(self) -> dict[str, Any]:
-        """Without what does not apply."""
+        """Return the round without fields that do not apply."""
         empty = (None, (), "", 0)
         told = {
             key: one for key, one in asdict(self).items()
@@ -182,8 +182,8 @@ class Round:
             Kind.ONE_WAY: f"nothing from {self.link and self.link[0]} reaches its"
             f" {self.link and self.link[1]}",
             Kind.CLOCK: f"the clock of the {self.clock} jumps by {self.jump} s",
-            Kind.LOST_COMMIT: "the lease store fails over and forgets",
-            Kind.CARD: f"a card is {'plugged in' if self.plugs else 'taken away'}",
+            Kind.LOST_COMMIT: "the lease store fails over and loses its last commits",
+            Kind.CARD: f"a network card is {'plugged in' if self.plugs else 'unplugged'}",
             Kind.HOST: f"{self.injury}",
         }[self.kind]
         lasts = f" for {self.seconds:g} s" if self.seconds else ""
@@ -191,14 +191,14 @@ class Round:
 
 
 def round_of(seed: int, only: Kind | None = None) -> Round:
-    """The round of a seed. `only`: of this kind."""
+    """Return the round of a seed. `only`: the kind of fault; None: drawn."""
     dice = random.Random(f"faults {seed}")
     drawn = dice.choices(list(_OFTEN), list(_OFTEN.values()))[0]
     kind = only or drawn
     delay, end = round(dice.uniform(0.0, 0.4), 2), dice.choice(ENDS)
     made = partial(Round, seed=seed, kind=kind, delay=delay, end=end)
     if kind is Kind.SIGNALS:
-        # The one step that has an undo process comes three times as often.
+        # The only step with an undo process is drawn three times as often.
         step = dice.choice([*STEPS, "capturing", "capturing"])
         how = dice.choice(list(How))
         victims = tuple(sorted(dice.choice(subsets(step))))
@@ -210,7 +210,7 @@ def round_of(seed: int, only: Kind | None = None) -> Round:
         seconds = dice.choice((1.0, 3.0, 0.0))
         return made(step=step, link=dice.choice(LINKS), seconds=seconds)
     if kind is Kind.LOST_COMMIT:
-        # What was forgotten matters most where the primary cannot say so.
+        # A lost commit matters most if the primary cannot repeat it.
         struck = dice.choice(((), (Victim.AGENT, Victim.WATCHDOG)))
         kills = How.KILL if struck else None
         return made(step=dice.choice(_COMMITS), victims=struck, how=kills)

@@ -1,4 +1,4 @@
-"""The lab of the fault campaign: its processes, its lease store, and vmckpt as a person uses it."""
+"""The lab of the fault campaign: its processes, its lease store, and vmckpt commands."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ _UNDO = (b"vmckpt.capture.memory.undo_process", b"vmckpt.capture.network_hold_un
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended; code None: it did not end, and was killed."""
+    """The result of a command. `code` is None if the command hung and was killed."""
 
     words: tuple[str, ...]
     code: int | None
@@ -50,19 +50,19 @@ class Done:
 
     def __str__(self) -> str:
         last = (self.err.strip() or self.out.strip()).splitlines()[-1:] or [""]
-        said = last[0][:300].replace(f"{_ROOT}/", "")  # results are kept
+        said = last[0][:300].replace(f"{_ROOT}/", "")  # results are saved
         return f"vmckpt {' '.join(self.words)}: exit code {self.code}: {said}"
 
 
 @dataclass
 class Command:
-    """A vmckpt command under way."""
+    """A running vmckpt command."""
 
     words: tuple[str, ...]
     process: subprocess.Popen[str]
 
     def end(self, limit: float = _COMMAND) -> Done:
-        """Wait for it."""
+        """Wait until the command exits. Kills it after `limit` seconds."""
         deadline = Deadline(limit)
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -76,19 +76,19 @@ class Command:
 
 @dataclass
 class Scene:
-    """A lab that is up."""
+    """A running lab."""
 
     plan: LabPlan
     pair: WitnessPair
     clock: Clock
-    """The lease store's."""
+    """The lease store's clock."""
     policy: Path
     _first: dict[str, int] = field(default_factory=dict)
 
     # -- vmckpt ------------------------------------------------------------------------------------
 
     def start(self, *words: str) -> Command:
-        """Start a command."""
+        """Start a vmckpt command."""
         more = {
             "VMCKPT_INVENTORY": str(self.plan.inventory),
             "VMCKPT_STATE": str(self.plan.folder / "state"),
@@ -100,16 +100,16 @@ class Scene:
         return Command(words, process)
 
     def run(self, *words: str) -> Done:
-        """A command, to its end."""
+        """Run a vmckpt command and wait until it exits."""
         return self.start(*words).end()
 
     def protect(self, backup: str) -> Command:
         return self.start("protect", GUEST, "--to", backup, "--policy", str(self.policy), "--json")
 
-    # -- what is seen ------------------------------------------------------------------------------
+    # -- observation -------------------------------------------------------------------------------
 
     def first(self, name: str) -> int | None:
-        """The host's first process; None: it is off."""
+        """Return the ID of the host's first process; None if the host is off."""
         known = self._first.get(name)
         if known is None or not Path(f"/proc/{known}").exists():
             found = host.first_process(self.plan.host(name))
@@ -120,14 +120,14 @@ class Scene:
         return known
 
     def inside(self, name: str, path: str) -> Path:
-        """A path of a host as this machine sees it. Raises LabError if the host is off."""
+        """Return a host's path as seen from this machine. Raises LabError if the host is off."""
         first = self.first(name)
         if first is None:
             raise LabError(f"host {name} is off")
         return Path(f"/proc/{first}/root") / path.lstrip("/")
 
     def processes(self, name: str) -> dict[int, list[bytes]]:
-        """Those of a host, with their words."""
+        """Return the processes of a host with their command lines."""
         wanted = Path("/run/netns", self.plan.host(name).namespace).stat().st_ino
         found = {}
         for entry in os.scandir("/proc"):
@@ -139,7 +139,7 @@ class Scene:
         return found
 
     def victims(self, name: str, what: Victim, *, order: bool = False) -> list[int]:
-        """`order`: the agent is that of a command's order."""
+        """Return the processes of a kind. `order`: the agent is one that executes an order."""
         return [one for one, words in self.processes(name).items() if _is(words, what, order=order)]
 
     def qemus(self, name: str) -> list[int]:
@@ -155,7 +155,7 @@ class Scene:
         return (self.seen().answered_at or 0.0) > since
 
     def asked(self, name: str) -> dict[str, Any]:
-        """What the agent there says; nothing if there is none, or it does not answer."""
+        """Return the status of a host's agent; empty if no agent answers."""
         with suppress(OSError, LabError):
             for folder in self.inside(name, FILES).glob("*"):
                 with suppress(RemoteError):
@@ -163,7 +163,7 @@ class Scene:
         return {}
 
     def lease(self) -> dict[str, str]:
-        """The guest's lease, as the store has it."""
+        """Return the guest's lease from the lease store; empty if there is none."""
         keys = ("state", "token", "holder", "timeline")
         told = self.pair.sql(
             f"SELECT {', '.join(keys)} FROM vmckpt_lease.lease WHERE role IS NOT NULL"
@@ -171,7 +171,7 @@ class Scene:
         return dict(zip(keys, told.split("|"), strict=False)) if told else {}
 
     def logs(self) -> dict[str, str]:
-        """The last lines of what agents, watchdogs and QEMU have written."""
+        """Return the last lines of the logs of agents, watchdogs and QEMU."""
         found = {}
         for name in HOSTS:
             for one in (self.plan.host(name).root / "log/qemu").glob("*.log"):
@@ -187,7 +187,7 @@ class Scene:
     # -- steps -------------------------------------------------------------------------------------
 
     def arm(self, name: str, step: str) -> None:
-        """The next process there that comes to the step stops."""
+        """Stop the next process on a host that reaches the step."""
         file = self.inside(name, _STOP_AT)
         file.with_name(file.name + points.STOPPED).unlink(missing_ok=True)
         partial = file.with_name(f"{file.name}.new")
@@ -200,7 +200,7 @@ class Scene:
                 self.inside(name, _STOP_AT).unlink(missing_ok=True)
 
     def stopped(self, name: str, limit: float) -> int | None:
-        """Wait for the process that stands at the armed step; None: none came there in time."""
+        """Return the process that stopped at the armed step; None after `limit` seconds."""
         give_up = Deadline(limit)
         while not give_up.passed():
             with suppress(OSError, ValueError, LabError):
@@ -212,14 +212,14 @@ class Scene:
         return None
 
     def jump(self, name: str, seconds: int) -> None:
-        """The wall clock of every agent there."""
+        """Set the offset of the wall clock of every agent on a host."""
         self.inside(name, _CLOCK).write_text(str(seconds))
 
 
 def set_environment(plan: LabPlan, name: str) -> None:
-    """Of all that ssh starts on a host from now on: what points need."""
+    """Set the variables that points need, for all processes that ssh starts on a host."""
     chosen = plan.host(name)
-    # An agent that is on the path is found without starting Python to look for one.
+    # If an agent is on the path, no Python is started to search for one.
     path = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
     modules = f"{_ROOT}/bench/stopping:{_ROOT}"
     told = {"PATH": path, "PYTHONPATH": modules, points.VARIABLE: _STOP_AT, points.CLOCK: _CLOCK}
@@ -231,13 +231,13 @@ def set_environment(plan: LabPlan, name: str) -> None:
     if first is not None:
         daemon = (Path(f"/proc/{first}/root/run/sshd.pid")).read_text().strip()
         subprocess.run(host.enter(chosen, "kill", "-HUP", daemon), check=True)
-        time.sleep(0.3)  # it listens until it has begun anew
+        time.sleep(0.3)  # the old sshd still listens for a moment
         host.wait_until_up(chosen)
 
 
 @contextmanager
 def scene(name: str, ttl: float) -> Iterator[Scene]:
-    """A lab for a campaign, of which nothing is left in the end."""
+    """Yield a new lab for a campaign, and remove the lab at the end."""
     plan = lab.up(name, with_witness=True)
     try:
         for one in HOSTS:
@@ -257,12 +257,12 @@ def scene(name: str, ttl: float) -> Iterator[Scene]:
 
 
 def begin(made: Scene, on: str) -> None:
-    """A new guest at work."""
+    """Start a new guest."""
     guests.start(made.plan, GUEST, on, **WISHES)
 
 
 def heal(made: Scene) -> None:
-    """Resume what was stopped, and put back what was taken away."""
+    """Resume stopped processes, and restore clocks, networks, libvirtd and power."""
     for name in HOSTS:
         with suppress(LabError):
             made.inside(name, _CLOCK).unlink(missing_ok=True)
@@ -276,7 +276,7 @@ def heal(made: Scene) -> None:
 
 
 def go_on(made: Scene, name: str) -> None:
-    """Every process of a host that was stopped."""
+    """Resume all stopped processes of a host."""
     for one in made.processes(name):
         if _state(one) == "T":
             inject.send(one, signal.SIGCONT)
@@ -295,7 +295,7 @@ def _is(words: list[bytes], what: Victim, *, order: bool) -> bool:
 
 
 def _inner(process: int) -> str:
-    """Its number inside of its host."""
+    """Return a process's ID inside its host; empty if the process is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("NSpid:"):

@@ -1,9 +1,9 @@
-"""Forecasts beside what came of them, over guests, writers and links drawn by a seed.
+"""Compare forecasts with the results of migrations, for guests and links drawn from a seed.
 
-Each row is a lab of its own: a few moves of another guest, as the hosts' history; the measurements
-and the forecast; then the migration, in pre-copy mode without rules and with a time limit. The
-forecast is written down before the migration begins. It is made twice from one measurement: with
-the history and without.
+Each row has its own lab. A few moves of another guest provide the hosts' history. Then follow the
+measurements and the forecast, and the migration, in pre-copy mode without rules and with a time
+limit. The forecast is recorded before the migration begins. Two forecasts are made from the same
+measurement: with the history and without it.
 
     sudo .venv/bin/python bench/forecast.py [--rows 12] [--seed 1] [--only 3,7]
         [--json bench/results/forecast.json]
@@ -49,14 +49,14 @@ transport: {tls: off}
 forecast: {probe: off}
 """
 LINKS = ("200mbit", "400mbit", "1gbit", "off")
-# A guest under TCG does not write faster than about this, whatever the link.
+# A guest under TCG cannot write much faster than this, in bytes per second, whatever the link.
 FASTEST = 150 * MIB
 PROBE = Seconds(10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One guest and one link."""
+    """A guest and a link."""
 
     number: int
     memory_mib: int
@@ -66,7 +66,7 @@ class Row:
 
 
 def draw(seed: int, rows: int) -> list[Row]:
-    """The rows of a seed; the first ones are the same however many there are."""
+    """Draw rows from a seed. The first rows do not depend on the number of rows."""
     dice = random.Random(seed)
     found = []
     for number in range(1, rows + 1):
@@ -81,7 +81,7 @@ def draw(seed: int, rows: int) -> list[Row]:
 
 
 def migrate(plan: LabPlan, name: str, to: str, policy: Path) -> dict[str, Any]:
-    """One move by our command; its report."""
+    """Migrate a guest with vmckpt. Returns the report."""
     program = str(Path(sys.executable).parent / "vmckpt")
     command = [program, "migrate", name, "--to", to, "-i", str(plan.inventory), "--json"]
     command += ["--policy", str(policy), "--mode", "precopy"]
@@ -96,7 +96,7 @@ def migrate(plan: LabPlan, name: str, to: str, policy: Path) -> dict[str, Any]:
 
 
 def remembered(report: dict[str, Any]) -> PastMove:
-    """A report as the journal hands it to forecasts."""
+    """Convert a report to the form in which the journal provides it to forecasts."""
     moving = [(p["bandwidth"], p["lasted_ms"]) for p in report["passes"] if p["bandwidth"]]
     whole = sum(lasted for _, lasted in moving)
     mean = round(sum(b * lasted for b, lasted in moving) / whole) if whole else None
@@ -111,7 +111,10 @@ def remembered(report: dict[str, Any]) -> PastMove:
 
 
 def history(plan: LabPlan, policy: Path, moves: int, *, large: bool) -> list[PastMove]:
-    """Moves of an idle guest from alpha to beta (and back, which is other hosts' history)."""
+    """Move an idle guest from alpha to beta repeatedly. Returns these moves.
+
+    The moves back are not returned: they would be the history of a different pair of hosts.
+    """
     size, dirty = ("768MiB", "600MiB@1MiB/s") if large else ("128MiB", "16MiB@1MiB/s")
     guests.start(plan, "past", "alpha", memory=size, dirty=dirty, disk="0")
     found = []
@@ -125,7 +128,7 @@ def history(plan: LabPlan, policy: Path, moves: int, *, large: bool) -> list[Pas
 
 
 async def look(plan: LabPlan, policy: Policy) -> tuple[Guest, Facts, float]:
-    """Measure without history; how long that took, too."""
+    """Measure without history. Returns the guest, the facts and the duration in seconds."""
     known = inventory.load(plan.inventory)
     here, there = known.host("alpha"), known.host("beta")
     async with (
@@ -142,7 +145,7 @@ async def look(plan: LabPlan, policy: Policy) -> tuple[Guest, Facts, float]:
 
 
 def with_history(facts: Facts, past: Sequence[PastMove], link: LinkSeen | None) -> Facts:
-    """The same measurements, read with what past moves teach."""
+    """Return the measurements, combined with data from past moves."""
     carried = forecast_history.bandwidth(link, past, encrypted=False, connections=1)
     setup, setup_words = forecast_history.setup(past)
     return replace(
@@ -152,11 +155,11 @@ def with_history(facts: Facts, past: Sequence[PastMove], link: LinkSeen | None) 
 
 
 def run(row: Row, policy_file: Path) -> dict[str, Any]:
-    """One row in a lab of its own."""
+    """Measure one row in its own lab."""
     policy = loader.load_file(policy_file)
     name = f"fc-{os.getpid()}-{row.number}"
     plan = lab.up(name, shape=None if row.link == "off" else parse_rate(row.link))
-    os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # goes with the lab
+    os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # removed with the lab
     try:
         past = history(plan, policy_file, 3, large=row.link in ("1gbit", "off"))
         guests.start(
@@ -181,7 +184,7 @@ def run(row: Row, policy_file: Path) -> dict[str, Any]:
 
 
 def result(expected: dict[str, Forecast], report: dict[str, Any]) -> dict[str, Any]:
-    """What came of it, and how good the forecasts were."""
+    """Return the result of the migration, and the scores of the forecasts."""
     completed = report["outcome"] == "completed"
     down = report["downtime_ms"]
     measured = Measured(
@@ -200,7 +203,7 @@ def result(expected: dict[str, Forecast], report: dict[str, Any]) -> dict[str, A
 
 
 def table(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Print the rows; how many ranges held, and how many are narrow."""
+    """Print the rows. Returns how many ranges contained the result, and how many are narrow."""
     print(f"\n{kind}\n  row guest        writes      link     outcome    "
           "total s (range)         downtime ms (range)    MiB sent (range)")  # fmt: skip
     tally: dict[str, list[float]] = {}
@@ -237,11 +240,11 @@ def table(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Draw, run, print, write down."""
+    """Draw and measure the rows, print the table and save the results."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     words.add_argument("--rows", type=int, default=12)
     words.add_argument("--seed", type=int, default=1)
-    words.add_argument("--only", default="", help="numbers of rows, like 3,7")
+    words.add_argument("--only", default="", help="only the rows with these numbers, like 3,7")
     words.add_argument("--json", type=Path)
     asked = words.parse_args()
     chosen = {int(one) for one in asked.only.split(",") if one}
@@ -260,7 +263,7 @@ def main() -> None:
 
 
 def write(path: Path, seed: int, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """The rows so far, with the seed that draws them again."""
+    """Save the rows so far, with their seed."""
     path.write_text(json.dumps({"seed": seed, "summary": summary, "rows": rows}, indent=1) + "\n")
 
 

@@ -1,9 +1,9 @@
-"""How much the fuzzer tried on each reader of foreign data, and what it found.
+"""Fuzz each parser of external data. Counts the executions and findings.
 
     .venv/bin/python -m bench.fuzz [--seconds 180] [--seed 1] [--only trace,policy]
         [--json bench/results/fuzz.json]
 
-Needs the library that the "fuzz" extra installs; one target after the other, one CPU.
+Needs the library that the "fuzz" extra installs. The targets run one after the other, on one CPU.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from tests.fuzz.targets import TARGETS
 
 
 def main() -> None:
-    """Run, print a table, and write the numbers down."""
+    """Fuzz the targets, print a table and save the numbers."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seconds", type=int, default=180)
     options.add_argument("--seed", type=int, default=1)
@@ -27,7 +27,7 @@ def main() -> None:
     given = options.parse_args()
     rows: list[dict[str, Any]] = []
     if given.json is not None and given.json.exists():
-        # What is not fuzzed again stays.
+        # Keep the rows of targets that are not fuzzed again.
         rows = json.loads(given.json.read_text())["rows"]
     for target in given.only.split(","):
         row = asdict(run(target, given.seconds, seed=given.seed))

@@ -1,13 +1,13 @@
-"""How long the check of a history takes, and how much memory: 10,000 operations of 16 clients.
+"""Measure the time and memory that the check of a history takes.
 
     .venv/bin/python -m bench.history [--operations 10000] [--json bench/results/history.json]
 
-The histories are made by the clients of the lab in time that is not real
-(tests/support/histories.py): of a guest alone, and of a protected one that fails over in the
-middle, where all operations of an epoch are answered at once. In the guest's own store every answer
-tells what the cell held before; "blind" writes do not, as those of an ordinary register, which
-leaves far more orders to try. In half of the rows the last read has an answer that cannot be, so
-that everything must be tried.
+The lab's clients generate the histories in simulated time (tests/support/histories.py): histories
+of 16 clients of an unprotected guest, and of a protected guest that fails over in the middle. A
+protected guest answers all operations of an epoch at once. In the guest's store, every answer
+contains the cell's previous value. "Blind" writes do not return the previous value, like writes to
+an ordinary register; the check must then try far more orders. In half of the rows, the answer to
+the last read is impossible, so the check must try all orders.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _LIMIT = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One kind of history."""
+    """A kind of history."""
 
     keys: int
     protected: bool
@@ -38,7 +38,7 @@ class Row:
     wrong: bool
 
     def made(self, operations: int, seed: int) -> History:
-        """A history with so many operations that returned, or a few more."""
+        """Return a history in which at least `operations` operations have returned."""
         seconds = operations / (220.0 if self.protected else 350.0)
         while True:
             world = World(
@@ -54,7 +54,7 @@ class Row:
 
 
 def _with_a_stale_read(known: History) -> History:
-    """Let the last read of a register answer a value that was overwritten long before."""
+    """Change the answer to the last read of a register to a value overwritten long before."""
     reads = [
         one for one in known.operations
         if one.input.kind is Kind.READ and one.input.key == 0 and one.returned is not None
@@ -66,7 +66,7 @@ def _with_a_stale_read(known: History) -> History:
 
 
 def rows() -> Iterator[Row]:
-    """All kinds. With one key the last one, a counter, would be the only one."""
+    """Yield all kinds. At least two keys, because the last key is a counter, not a register."""
     for keys in (5, 2):
         for protected in (False, True):
             for blind in (False, True):
@@ -75,7 +75,7 @@ def rows() -> Iterator[Row]:
 
 
 def measured(row: Row, operations: int, seed: int) -> dict[str, Any]:
-    """One row's figures."""
+    """Measure a row."""
     known = row.made(operations, seed)
     began = time.process_time()
     verdict = check(known.operations, KeyValue(), lambda: time.process_time() > began + _LIMIT)
@@ -92,7 +92,7 @@ def measured(row: Row, operations: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure all rows, print them, and keep them."""
+    """Measure all rows, print them and save them."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     words.add_argument("--operations", type=int, default=10_000)
     words.add_argument("--seed", type=int, default=1)

@@ -3,11 +3,11 @@
     git worktree add /tmp/before REVISION
     sudo .venv/bin/python -m bench.interop /tmp/before [--only WORD] [--json FILE]
 
-An agent is always of the version of the controller that starts it. But protections last, snapshots
-are kept, and a controller that was killed leaves its journal and undo files; after an update these
-are the other version's. In a lab of its own each scene is played in both directions: begun by one
-version, looked at and ended by the other. Printed is a line for each; exit status 1 if a guest, its
-data or anything on a host was not as it must be.
+An agent always has the version of the controller that starts it. But protections and snapshots
+outlive an update, and so do the journal and undo files of a killed controller; after the update,
+they were written by the other version. Each scene runs in the lab in both directions: begun by one
+version, and examined and ended by the other. Prints a line for each. The exit status is 1 if the
+state of a guest, its data or a host was wrong.
 """
 
 import argparse
@@ -44,7 +44,7 @@ _MOVED = {"memory": "512MiB"}
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A tree of vmckpt, and how its command is started."""
+    """A source tree of vmckpt, and the module of its command."""
 
     name: str
     tree: Path
@@ -52,12 +52,12 @@ class Version:
 
     @classmethod
     def of(cls, name: str, tree: Path) -> "Version":
-        """Raises OSError and KeyError if there is no vmckpt."""
+        """Return the version in a source tree. Raises OSError or KeyError without vmckpt."""
         told = tomllib.loads((tree / "pyproject.toml").read_text())
         return cls(name, tree, str(told["project"]["scripts"]["vmckpt"]).partition(":")[0])
 
     def start(self, bench: Bench, *words: str) -> subprocess.Popen[str]:
-        """Start one of its commands."""
+        """Start a command of this version."""
         return subprocess.Popen(
             [sys.executable, "-m", self.module, *words], cwd=self.tree, text=True,
             env={**bench.environment, "PYTHONPATH": str(self.tree)}, stdin=subprocess.DEVNULL,
@@ -65,7 +65,7 @@ class Version:
         )  # fmt: skip
 
     def good(self, bench: Bench, *words: str) -> Any:
-        """What a command printed that must end well. Raises AssertionError."""
+        """Run a command and return its output. Raises AssertionError if the command fails."""
         process = self.start(bench, *words)
         out, err = gathered(process, limit=300.0)
         assert process.returncode == 0, f"vmckpt {' '.join(words)} of {self.name}: {err}"
@@ -78,12 +78,12 @@ def _protect(bench: Bench, version: Version, failover: str) -> None:
 
 
 def unprotected(bench: Bench, one: Version, other: Version) -> None:
-    """A protection is looked at by the other version, and ended."""
+    """The other version shows a protection, and ends it."""
     bench.guest(**GUEST)
     _protect(bench, one, "automatic")
 
     def ready() -> bool:
-        """A busy host may not answer in time."""
+        """Return whether the standby is ready. Called repeatedly: a busy host may be slow."""
         (seen,) = other.good(bench, "status", "web1", "--json")
         return bool((seen["says"].get("beta") or {}).get("ready"))
 
@@ -96,7 +96,7 @@ def unprotected(bench: Bench, one: Version, other: Version) -> None:
 
 
 def failed_over(bench: Bench, one: Version, other: Version) -> None:
-    """The host of a protected guest dies; the other version puts everything in order."""
+    """The host of a protected guest dies; the other version recovers the protection."""
     bench.guest(**GUEST)
     _protect(bench, one, "automatic")
     died = time.monotonic()
@@ -119,7 +119,7 @@ def switched(bench: Bench, one: Version, other: Version) -> None:
 
 
 def restored(bench: Bench, one: Version, other: Version) -> None:
-    """The other version verifies and restores a snapshot, and takes the next in its line."""
+    """The other version verifies and restores a snapshot, and takes the next in its chain."""
     bench.guest(**SMALL)
     made = one.good(bench, "snapshot", "create", "web1", "--json")
     found = other.good(bench, "snapshot", "verify", made["id"], "--json")
@@ -131,7 +131,7 @@ def restored(bench: Bench, one: Version, other: Version) -> None:
 
 
 def resumed(bench: Bench, one: Version, other: Version) -> None:
-    """A controller is killed in a migration; the other version finds out how it ended."""
+    """A controller is killed during a migration; the other version determines the outcome."""
     bench.guest(**_MOVED)
     network.shape(bench.plan, "alpha", parse_rate("400mbit"))
     moving = one.start(bench, "migrate", "web1", "--to", "beta")
@@ -166,13 +166,13 @@ SCENES: Mapping[str, Callable[[Bench, Version, Version], None]] = {
 
 
 def played(bench: Bench, name: str, one: Version, other: Version) -> dict[str, Any]:
-    """One scene in one direction, and what was wrong."""
+    """Run a scene in one direction. Returns the result."""
     with tidied(bench):
         try:
             SCENES[name](bench, one, other)
-            # After a restore the outside has seen more than the guest remembers.
+            # After a restore, the observer has received more than the guest remembers.
             lost = proofs(bench) if "restore" in name else _not_whole(bench)
-            wrong = f"not whole: {', '.join(lost)}" if lost else None
+            wrong = f"data lost: {', '.join(lost)}" if lost else None
         except (AssertionError, KeyError, subprocess.SubprocessError) as exc:
             wrong = f"{type(exc).__name__}: {exc}"
     return {"scene": name, "begun_by": one.name, "ended_by": other.name, "wrong": wrong}
@@ -183,14 +183,14 @@ def _not_whole(bench: Bench) -> list[str]:
 
 
 def main() -> None:
-    """Print a line for each scene and direction; exit status 1 if anything was wrong."""
+    """Run the scenes in both directions, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tree", type=Path, help="of the other version")
-    parser.add_argument("--only", default="", help="scenes with this word")
+    parser.add_argument("tree", type=Path, help="source tree of the other version")
+    parser.add_argument("--only", default="", help="only scenes whose names contain this word")
     parser.add_argument("--json", type=Path)
     told = parser.parse_args()
     here, there = Version.of("this", _HERE), Version.of("the other", told.tree.absolute())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the lab is taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the lab is removed
     found = []
     with lab_with_witness(f"i{os.getpid()}") as bench:
         bench.good("snapshot", "init")
@@ -199,7 +199,7 @@ def main() -> None:
                 if told.only in name:
                     found.append(played(bench, name, one, other))
                     row = found[-1]
-                    said = "well" if row["wrong"] is None else row["wrong"]
+                    said = "passed" if row["wrong"] is None else row["wrong"]
                     print(f"{name}: begun by {one.name}, ended by {other.name}: {said}", flush=True)
     if told.json is not None:
         told.json.write_text(json.dumps(found, indent=1))

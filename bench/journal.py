@@ -1,8 +1,9 @@
-"""What a step costs in the journal, and whether two controllers ever act on a guest at once.
+"""Measure the cost of a step in the journal, and check that controllers exclude each other.
 
 A step is an intent and its conclusion: two transactions, each on disk before the call returns. The
-contenders are processes that want one guest's lease over and over; while one has it, it looks by
-means that have nothing to do with the journal whether it is alone and its token is the greatest.
+contenders are processes that acquire the lease on the same guest repeatedly. While a contender
+holds the lease, it checks, without using the journal, that no other contender is acting, and that
+its token is greater than all earlier tokens.
 
     sudo .venv/bin/python -m bench.journal [--steps 500] [--requests 1000] [--contenders 4]
         [--json bench/results/journal.json]
@@ -36,7 +37,7 @@ PATIENCE = Seconds(30.0)
 
 @contextmanager
 def journals(folder: Path) -> Iterator[dict[str, Path | str]]:
-    """A new journal of each kind."""
+    """Yield a new journal of each kind."""
     server = postgres.Server()
     try:
         yield {"sqlite": folder / "journal.db", "postgresql": server.place()}
@@ -45,7 +46,7 @@ def journals(folder: Path) -> Iterator[dict[str, Path | str]]:
 
 
 def cost(place: Path | str, steps: int) -> dict[str, float]:
-    """Milliseconds of a step, of a heartbeat, and of the processor alone."""
+    """Measure a step, its CPU time, and a heartbeat, in milliseconds."""
     with Journal(place) as journal:
         id_ = journal.begin(NEW)
         fence = journal.acquire(id_, GUEST)
@@ -60,7 +61,7 @@ def cost(place: Path | str, steps: int) -> dict[str, float]:
             journal.heartbeat(id_, fence=fence)
             beats.append(1000 * (time.perf_counter() - began))
         journal.finish(id_, "completed", None)
-    taken = sorted(taken[20:])  # the first ones prepare what the others use again
+    taken = sorted(taken[20:])  # without the first steps, which fill caches
     return {
         "median_ms": round(statistics.median(taken), 2),
         "p95_ms": round(taken[int(0.95 * len(taken))], 2),
@@ -70,7 +71,10 @@ def cost(place: Path | str, steps: int) -> dict[str, float]:
 
 
 def contend(place: Path | str, folder: Path, requests: int) -> dict[str, int]:
-    """One contender: acquire, act, give back, `requests` times; what it saw."""
+    """Run a contender: acquire the lease, act and release it, `requests` times.
+
+    Returns how often the contender acted, was refused, and detected a violation.
+    """
     acted = refused = doubled = 0
     with Journal(place, busy=PATIENCE) as journal:
         id_ = journal.begin(NEW)
@@ -91,7 +95,11 @@ def contend(place: Path | str, folder: Path, requests: int) -> dict[str, int]:
 
 
 def act(folder: Path, token: int) -> int:
-    """Something that only one may do at a time; 1 if somebody else was at it, or was later."""
+    """Act, and check that no other process acts. Returns 1 if a violation was detected.
+
+    A violation is another process that acts at the same time, or an earlier token that was not
+    smaller.
+    """
     try:
         os.close(os.open(folder / "acting", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -105,7 +113,7 @@ def act(folder: Path, token: int) -> int:
 
 
 def contention(place: Path | str, contenders: int, requests: int) -> dict[str, Any]:
-    """All contenders at once; the sum of what they saw."""
+    """Run all contenders concurrently. Returns the sums of their results."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         each = [requests // contenders + (n < requests % contenders) for n in range(contenders)]
@@ -126,7 +134,7 @@ def contention(place: Path | str, contenders: int, requests: int) -> dict[str, A
 
 
 def disk(folder: Path, writes: int = 200) -> float:
-    """Median milliseconds until 4 KiB are on this disk."""
+    """Return the median time to write and sync 4 KiB on this disk, in milliseconds."""
     taken = []
     file = os.open(folder / "probe", os.O_CREAT | os.O_WRONLY, 0o600)
     for _ in range(writes):
@@ -139,7 +147,7 @@ def disk(folder: Path, writes: int = 200) -> float:
 
 
 def main() -> None:
-    """Measure, print, write down."""
+    """Measure both journals, print the figures and save them."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     words.add_argument("--steps", type=int, default=500)
     words.add_argument("--requests", type=int, default=1000)
@@ -153,7 +161,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name, journals(Path(name)) as made:
         flush = disk(Path(name))
-        print(f"4 KiB on disk: {flush} ms")
+        print(f"writing and syncing 4 KiB: {flush} ms")
         costs, contended = {}, {}
         for kind, where in made.items():
             costs[kind] = {**cost(where, asked.steps), "target_ms": TARGETS_MS[kind]}
@@ -165,7 +173,7 @@ def main() -> None:
         told = {"disk_ms": flush, "steps": asked.steps, "step": costs, "contention": contended}
         asked.json.write_text(json.dumps(told, indent=2) + "\n")
     if any(one["doubled"] for one in contended.values()):
-        raise SystemExit("two acted on a guest at once")
+        raise SystemExit("two controllers acted on a guest at the same time")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What is killed in a campaign: everything that is done to a store, on small guests made of chance.
+"""The operations that a campaign kills: all operations on a store, for small random guests.
 
-Run as a program it forks a child for each line of JSON that it reads (so that a child does not pay
-for the libraries), says the child's id, and then how it ended.
+Run as a program, this module forks a child for each line of JSON that it reads, so that children
+need not load the libraries. It prints the child's process ID, and then its exit status.
 """
 
 import json
@@ -53,7 +53,7 @@ ADMIN = X25519PrivateKey.from_private_bytes(blake3(b"admin of the campaign").dig
 
 
 def content(guest: str, version: int, kind: Kind) -> Data:
-    """What a guest holds at a moment of its life: each time a little of it is another one."""
+    """Return a guest's memory or disk in a version. Each version changes a little."""
     shape = (UNITS[kind], UNIT[kind])
     data: Data = np.zeros(shape, dtype=np.uint8)
     for number in range(version + 1):
@@ -66,12 +66,12 @@ def content(guest: str, version: int, kind: Kind) -> Data:
 
 
 def id_of(guest: str, version: int) -> str:
-    """Of the snapshot of that moment."""
+    """Return the ID of the snapshot of a guest's version."""
     return new_id(blake3(f"{guest} {version}".encode()).digest())
 
 
 class _Region:
-    """Memory or a disk of a guest."""
+    """The memory or a disk of a guest."""
 
     def __init__(self, guest: str, version: int, kind: Kind) -> None:
         self.name, self.kind = {Kind.RAM: "pc.ram", Kind.DISK: "vda"}[kind], kind
@@ -89,12 +89,12 @@ class _Region:
 
 
 def opened(folder: Path, name: str) -> Store:
-    """One of the two stores; what clients keep of it outlives them."""
+    """Open one of the two stores. Its cache outlives the clients."""
     return Store.open(LocalFolder(folder / name), cache=folder / "cache")
 
 
 def create(folder: Path, guest: str, version: int) -> None:
-    """A snapshot as agents take it, from the first chunk to the line that is kept."""
+    """Create a snapshot as agents do, from the first chunk to the parent state."""
     store, id_ = opened(folder, "near"), id_of(guest, version)
     past = parent_state.load(folder / "lines" / guest)
     data_key = os.urandom(32)
@@ -138,12 +138,12 @@ def _public(guest: str, version: int, past: parent_state.ParentState | None) -> 
 
 
 def delete(folder: Path, name: str, id_: str) -> None:
-    """As the command does it."""
+    """Delete a snapshot as the command does."""
     opened(folder, name).delete(id_)
 
 
 def prune(folder: Path, name: str, last: int) -> None:
-    """What the schedule made, but for the last ones."""
+    """Prune the snapshots of the schedule, except the newest `last`."""
     store = opened(folder, name)
     found = snapshot_prune.survey(store, {SIGNING.public})
     fates = snapshot_prune.plan(
@@ -154,19 +154,19 @@ def prune(folder: Path, name: str, last: int) -> None:
 
 
 def collect(folder: Path, name: str, life: float) -> None:
-    """A collection that does not wait."""
+    """Run a garbage collection without a grace time."""
     gc.collect(
         opened(folder, name), catalog.references, grace=Seconds(0.0), life=Seconds(life)
     )  # fmt: skip
 
 
 def copy(folder: Path, from_: str, to: str, id_: str) -> None:
-    """From one store into the other."""
+    """Copy a snapshot from one store to the other."""
     snapshot_copy.copy(opened(folder, from_), opened(folder, to), id_)
 
 
 def carry(folder: Path, from_: str, to: str, id_: str) -> None:
-    """The same by a file."""
+    """Export a snapshot from one store to a file, and import the file into the other store."""
     file = folder / f"{id_}-{os.getpid()}.file"
     try:
         archive.export(opened(folder, from_), id_, file, pack_size=PACK)
@@ -176,17 +176,17 @@ def carry(folder: Path, from_: str, to: str, id_: str) -> None:
 
 
 def repair(folder: Path, name: str, from_: str) -> None:
-    """Take away and bring back what is damaged."""
+    """Repair a store: remove damaged objects, and fetch them from the other store."""
     verify_repair.repair(opened(folder, name), [opened(folder, from_)])
 
 
 def restore(folder: Path, name: str, id_: str) -> None:
-    """Everything of a snapshot, as a restored guest gets it. Raises ValueError if it is wrong."""
+    """Read a snapshot completely, as a restore does. Raises ValueError if a byte is wrong."""
     restored(opened(folder, name), id_)
 
 
 def restored(store: Store, id_: str) -> None:
-    """The same. Raises ValueError if a byte is not what the guest had."""
+    """Read a snapshot of an open store. Raises ValueError if a byte differs from the guest's."""
     looked = catalog.inspect(store, id_, {SIGNING.public})
     private, sealing = catalog.opened(store, looked, lambda: ADMIN, {SIGNING.public})
     guest, _, version = looked.public.name.rpartition("-")
@@ -199,14 +199,14 @@ def restored(store: Store, id_: str) -> None:
                 for one in assembly.pieces()
             )
             if told != content(guest, int(version), region.kind).tobytes():
-                raise ValueError(f"{id_}: {region.name} is not what {guest} had")
+                raise ValueError(f"{id_}: {region.name} differs from that of {guest}")
         [part] = private.facts.stream
         if b"".join(reader.read(private.chunks[one]) for one in part.chunks) != STREAM:
-            raise ValueError(f"{id_}: its stream is not what it was")
+            raise ValueError(f"{id_}: the stream differs from the captured stream")
 
 
 def damage(folder: Path, name: str, seed: int) -> None:
-    """Turn a bit in the boxes of a pack, as a bad disk does: no work, for `repair` to mend."""
+    """Flip a bit in the sealed chunks of a pack, as a bad disk does, for `repair` to fix."""
     rng = random.Random(seed)
     path = rng.choice(sorted((folder / name / "packs").glob("*/*")))
     data = bytearray(path.read_bytes())
@@ -220,7 +220,7 @@ WORKS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Fork for each line, one after the other."""
+    """Fork a child for each line, one after the other."""
     for told in sys.stdin:
         asked = json.loads(told)
         child = os.fork()
@@ -243,7 +243,7 @@ def _child(asked: dict[str, Any]) -> None:
         if asked["record"]:
             Path(str(asked["record"])).write_text(json.dumps(passed))
         status = 0
-    except BaseException:  # noqa: BLE001  whoever watches is told
+    except BaseException:  # noqa: BLE001  reported to the campaign
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -1,10 +1,9 @@
-"""Kills in a lab, with a real guest: the controller or the agent, in the middle of a snapshot or a
-restore.
+"""Kill the controller or the agent during a snapshot or a restore of a real guest in a lab.
 
-After each, `vmckpt recover`; then every snapshot is whole, the guest runs in one place with whole
-memory and disk, and the hosts have nothing of it left. What clients outside saw of the guest must
-be linearizable: a restore takes it back to its snapshot, and one that was killed may or may not
-have done so. See bench/snapshot_kills.py.
+After each kill, `vmckpt recover` runs. Then every snapshot must be intact, the guest must run on
+one host with intact memory and disk, and nothing may be left on the hosts. The answers that outside
+clients received must be linearizable: a restore returns the guest to its snapshot, and a killed
+restore may or may not have done so. See bench/snapshot_kills.py.
 """
 
 import json
@@ -28,7 +27,7 @@ _LONGEST = 300.0
 
 
 class Kills:
-    """A guest, a store, and somebody who kills."""
+    """A campaign of kills with one guest and one store."""
 
     def __init__(self, plan: LabPlan, seed: int) -> None:
         self._plan, self._rng = plan, random.Random(seed)
@@ -46,8 +45,8 @@ class Kills:
         self.wrong: list[str] = []
 
     def begin(self) -> None:
-        """A guest and its first snapshots, and how long it takes when nobody is killed."""
-        self._run("snapshot", "init")  # it may have a store already
+        """Start the guest, take its first snapshots, and measure undisturbed commands."""
+        self._run("snapshot", "init")  # fails if the store already exists
         guests.start(self._plan, "web1", "alpha", **_WISHES)
         for _ in range(2):
             began = time.monotonic()
@@ -58,7 +57,7 @@ class Kills:
         self._takes["restore"] = time.monotonic() - began
 
     def step(self) -> None:
-        """One kill, and a look at what is left."""
+        """Kill a process once, and check the result."""
         work = self._rng.choice(("create", "create", "restore"))
         victim = self._rng.choice(("controller", "agent"))
         before = self._ids()
@@ -83,19 +82,19 @@ class Kills:
         after = f"{work} with its {victim} killed ({said.strip()[-160:]!r})"
         self._check(after, before)
         for made in set(self._ids()) - set(before):
-            # What is left of one that was killed may have taken it later.
+            # The rest of a killed command may have taken the snapshot later.
             recorder.taken(made, began, time.monotonic() if process.returncode else ended)
         self._histories(recorder, after, ends=work == "restore")
 
     def _recording(self) -> Recorder:
-        """The recording that lasts from step to step, up to the next restore."""
+        """Return the current recording, which ends with the next restore."""
         if self._recorder is None:
             self._recorder = Recorder(self._plan, "web1", clients=4)
             self._recorder.__enter__()
         return self._recorder
 
     def _histories(self, recorder: Recorder, after: str, *, ends: bool) -> None:
-        """Check what clients saw since the last restore. `ends`: the next step begins anew."""
+        """Check the clients' history since the last restore. `ends`: end the recording."""
         found = recorder.check(EVIDENCE)
         self.wrong += [f"after {after}: {one}" for one in found.wrong]
         self.histories += 1
@@ -105,13 +104,13 @@ class Kills:
             self.close()
 
     def close(self) -> None:
-        """End the clients."""
+        """Stop the clients."""
         if self._recorder is not None:
             self._recorder.__exit__()
         self._recorder = None
 
     def _kill_agents(self) -> bool:
-        """By their ids, each in its own host."""
+        """Kill all agents, by their process IDs on each host. Returns whether any was killed."""
         found = False
         for one in self._plan.hosts:
             told = subprocess.run(
@@ -136,14 +135,14 @@ class Kills:
         self.proved += len(now)
         try:
             self._whole(after)
-        except Exception as exc:  # noqa: BLE001  whatever it is, it is told
+        except Exception as exc:  # noqa: BLE001  reported
             self.wrong.append(f"after {after}: {type(exc).__name__}: {exc}")
             self._again(now)
 
     def _whole(self, after: str) -> None:
-        """The guest runs in one place, with whole memory and disk."""
+        """Check that the guest runs on one host, with intact memory and disk."""
         entries = ledger.audit(self._plan, "web1").entries
-        # Outside time has gone on while the guest was put back: its output is not looked at.
+        # The guest's output is not checked, because the restore has set the guest back in time.
         bad = [
             one.text for one in entries
             if one.name in ("memory", "disk") and "0 wrong" not in one.text
@@ -157,12 +156,12 @@ class Kills:
             self.wrong.append(f"after {after}: left {left}")
 
     def _again(self, ids: list[str]) -> None:
-        """Go on with the guest of the last snapshot, wherever the one that was wrong is."""
+        """Continue with the guest of the last snapshot, wherever the damaged guest is."""
         self.close()
         self._run("snapshot", "restore", ids[-1], "--replace")
 
     def end(self) -> None:
-        """Every snapshot comes back."""
+        """Check that the last snapshots can be restored."""
         self.close()
         for id_ in self._ids()[-4:]:
             code, _, said = self._run("snapshot", "restore", id_, "--replace")
@@ -193,7 +192,7 @@ class Kills:
 
 
 def run(name: str, kills: int, seed: int) -> dict[str, Any]:
-    """So many kills in a lab that is up; what came of it."""
+    """Kill `kills` times in a running lab. Returns the results."""
     began = time.monotonic()
     plan = lab.load(name)
     campaign = Kills(plan, seed)

@@ -1,9 +1,9 @@
-"""vmckpt migrate beside `virsh migrate --live` with the same flags on the same guest.
+"""Compare vmckpt migrate with `virsh migrate --live`, with the same flags and the same guest.
 
-Both move one guest back and forth between two lab hosts, in turn, in one run. Compared are the
-migration's own total time and downtime (from libvirt's final statistics, for both), the
-client-visible blackout (from the observer), and the whole command's wall-clock time. For vmckpt
-also its memory and CPU use while the migration runs.
+The programs move the guest in turn between two lab hosts. Compared are the total time and downtime
+of the migration (from libvirt's final statistics), the blackout that clients see (from the
+observer), and the elapsed time of the complete command. For vmckpt, the memory and CPU use during
+a migration are also measured.
 
     sudo .venv/bin/python bench/migrate_vs_virsh.py [--runs 5] [--memory 512MiB]
         [--dirty 64MiB@20MiB/s] [--link 1gbit] [--json bench/results/migrate_vs_virsh.json]
@@ -33,7 +33,7 @@ Figures = dict[str, float]
 
 
 def migrate_with_vmckpt(plan: LabPlan, to: str) -> list[str]:
-    """Our command."""
+    """Return the command line of a migration with vmckpt."""
     program = str(Path(sys.executable).parent / "vmckpt")
     return [
         program,
@@ -50,7 +50,7 @@ def migrate_with_vmckpt(plan: LabPlan, to: str) -> list[str]:
 
 
 def migrate_with_virsh(plan: LabPlan, to: str) -> list[str]:
-    """The same migration by virsh: same flags, same address for the stream."""
+    """Return the command line of the same migration with virsh: same flags and stream address."""
     source = "beta" if to == "alpha" else "alpha"
     address = plan.host(to).address
     return [
@@ -61,7 +61,7 @@ def migrate_with_virsh(plan: LabPlan, to: str) -> list[str]:
 
 
 def measure(plan: LabPlan, command: list[str], to: str) -> Figures:
-    """One migration by either program, measured the same way from outside."""
+    """Run a migration with either program, and measure it from outside."""
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -85,7 +85,7 @@ def measure(plan: LabPlan, command: list[str], to: str) -> Figures:
 
 
 async def _totals(plan: LabPlan, host: str) -> tuple[float, float]:
-    """libvirt's final statistics on the target, the same source for both programs."""
+    """Return total time and downtime in milliseconds, from libvirt's statistics on the target."""
     known = inventory.load(plan.inventory).host(host)
     async with Hypervisor(known) as target:
         guest = await find_guest(target, "web1")
@@ -97,7 +97,7 @@ async def _totals(plan: LabPlan, host: str) -> tuple[float, float]:
 
 
 def steady_cpu_share(plan: LabPlan, *, seconds: float = 8.0) -> float:
-    """CPU of one core that vmckpt uses while a long migration runs, start-up not counted."""
+    """Return the share of a core that vmckpt uses during a long migration, without its start."""
     command = [*migrate_with_vmckpt(plan, "beta"), "--bandwidth", "8MiB/s"]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
@@ -117,12 +117,12 @@ def _cpu_of(pid: int) -> float:
 
 
 def run(plan: LabPlan, runs: int) -> dict[str, list[Figures]]:
-    """One warm-up each way, then `runs` of each program, in turn."""
+    """Run each program once as a warm-up, then `runs` times in turn."""
     place, other = "alpha", {"alpha": "beta", "beta": "alpha"}
     programs = {"vmckpt": migrate_with_vmckpt, "virsh": migrate_with_virsh}
     found: dict[str, list[Figures]] = {name: [] for name in programs}
     for turn in range(runs + 1):
-        # Whoever was first is second next time: what one leaves warm then helps both.
+        # The order alternates, so that both programs benefit equally from warm caches.
         for name in sorted(programs, reverse=turn % 2 == 0):
             place = other[place]
             time.sleep(1.5)
@@ -136,7 +136,7 @@ def run(plan: LabPlan, runs: int) -> dict[str, list[Figures]]:
 
 
 def table(found: dict[str, list[Figures]]) -> dict[str, Any]:
-    """Medians and their ratio."""
+    """Print and return the medians and their ratios."""
     rows = {}
     print(f"\n{'median of ' + str(len(found['virsh'])):<22}{'vmckpt':>10}{'virsh':>10}{'ratio':>8}")
     for key in found["virsh"][0]:
@@ -147,19 +147,19 @@ def table(found: dict[str, list[Figures]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Build a lab, measure, print, and take the lab down."""
+    """Build a lab, measure, print the medians and remove the lab."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     words.add_argument("--runs", type=int, default=5)
     words.add_argument("--memory", default="512MiB")
     words.add_argument("--dirty", default="64MiB@20MiB/s")
     words.add_argument(
-        "--link", default="1gbit", help="each host's link; 'off': as fast as it goes"
+        "--link", default="1gbit", help="bandwidth of each host's link; 'off': no limit"
     )
     words.add_argument("--json", type=Path)
     asked = words.parse_args()
     name = f"bench-{os.getpid()}"
     plan = lab.up(name, shape=None if asked.link == "off" else parse_rate(asked.link))
-    os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # goes with the lab
+    os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # removed with the lab
     try:
         guests.start(plan, "web1", "alpha", memory=asked.memory, dirty=asked.dirty)
         found = run(plan, asked.runs)
@@ -168,7 +168,7 @@ def main() -> None:
     finally:
         lab.down(name)
     rows = table(found)
-    print(f"CPU while a migration runs: {share:.1%} of one core; ledgers whole: {whole}")
+    print(f"CPU while a migration runs: {share:.1%} of one core; ledgers intact: {whole}")
     if asked.json:
         result = {
             "guest": {"memory": asked.memory, "dirty": asked.dirty},

@@ -1,10 +1,11 @@
-"""Named points of the agents' code, at which a process stops (SIGSTOP) until it is resumed.
+"""Named points in the agents' code at which a process stops (SIGSTOP) until it is resumed.
 
-The product knows nothing of them. In a lab's host the environment of all that ssh starts names this
-folder's `stopping`, so that every Python there wraps the functions of `POINTS` as it imports them;
-an agent hands the environment on to its guard, and that one to the next agent. A point is armed by
-writing its name into a file; the first process that passes it takes the file away, leaves its
-number, and stops. The wall clock of such a process jumps by the seconds in another file.
+The product knows nothing about these points. On a lab host, the directory `stopping` is in the
+PYTHONPATH of all processes that ssh starts, so every Python process wraps the functions in `POINTS`
+when it imports them. An agent passes its environment on to its watchdog, and the watchdog to the
+next agent. To arm a point, write its name to a file. The first process that passes the point
+renames the file, writes its process ID to it, and stops. Another file contains the offset of these
+processes' wall clock, in seconds.
 """
 
 import functools
@@ -24,16 +25,16 @@ from typing import Any
 VARIABLE = "VMCKPT_STOP_AT"
 CLOCK = "VMCKPT_CLOCK"
 STOPPED = ".stopped"
-"""What the file's name ends in once a process stands there: it has that one's number."""
+"""Suffix of the file's name once a process has stopped; the file then contains its process ID."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Right before or right after a function is called."""
+    """A point right before or right after a call of a function."""
 
     module: str
     name: str
-    """Of the function, or of class and method."""
+    """Name of the function, or of the class and method."""
     after: bool = False
 
 
@@ -74,7 +75,10 @@ POINTS: Mapping[str, Point] = {
 
 
 def owner_of(module: ModuleType, name: str) -> tuple[object, str]:
-    """Where a function is an attribute of, and under which name. Raises AttributeError."""
+    """Return the object that has a function as an attribute, and the attribute's name.
+
+    Raises AttributeError if the module has no such function.
+    """
     owner: object = module
     *classes, last = name.split(".")
     for one in classes:
@@ -85,7 +89,7 @@ def owner_of(module: ModuleType, name: str) -> tuple[object, str]:
 
 
 def wrap(module: ModuleType) -> None:
-    """Let its functions that are points be ones. Raises AttributeError."""
+    """Wrap the functions of a module that are points. Raises AttributeError."""
     for name, point in POINTS.items():
         if point.module == module.__name__:
             owner, last = owner_of(module, point.name)
@@ -106,14 +110,14 @@ def _stopping(function: Callable[..., Any], name: str, *, after: bool) -> Callab
 
 
 def passed(name: str) -> None:
-    """Stop here if that is wanted of the process that comes first."""
+    """Stop this process if the point is armed and no other process has stopped there."""
     file = Path(os.environ[VARIABLE])
     with suppress(OSError):
         if file.read_text() != name:
             return
         stopped = file.with_name(f"{file.name}{STOPPED}")
         taken = file.with_name(f"{file.name}.{os.getpid()}")
-        file.rename(taken)  # one of several succeeds
+        file.rename(taken)  # succeeds in only one of several processes
         taken.write_text(str(os.getpid()))
         taken.rename(stopped)
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -125,7 +129,7 @@ class Wrapping(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """None: it has no points, and is left to others."""
+        """Return a spec that wraps the module after its import; None if it has no points."""
         if path is None or all(one.module != name for one in POINTS.values()):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -144,14 +148,14 @@ _now = time.time
 
 
 def jumped() -> float:
-    """The wall clock's time. (libfaketime breaks Python's time.sleep.)"""
+    """Return the time of the adjusted wall clock. (libfaketime breaks Python's time.sleep.)"""
     with suppress(OSError, ValueError):
         return _now() + float(Path(os.environ[CLOCK]).read_text())
     return _now()
 
 
 def install() -> None:
-    """From now on in this process."""
+    """Wrap modules and adjust the clock in this process, as the environment requests."""
     if VARIABLE in os.environ:
         sys.meta_path.insert(0, Wrapping())
     if CLOCK in os.environ:

@@ -1,20 +1,21 @@
-"""Continuous replication of a guest at work: what an epoch costs, and how fast a failover is.
+"""Measure the replication of a busy guest: the cost of an epoch, and the speed of a failover.
 
     sudo .venv/bin/python -m bench.replication [--minutes 10] [--turns 5]
         [--only pause,bare,curve,loaded,failover,moves] [--json bench/results/replication.json]
 
-A lab of two hosts and a witness, a guest of 256 MiB that writes 20 MiB/s to memory, and to its
-disk and network all the time, under TCG on the cores that the agents work on, too.
+The lab has two hosts and a lease store. A guest with 256 MiB of memory writes 20 MiB/s to memory,
+and constantly writes to its disk and network, under TCG on the cores that the agents also use.
 
-*pause* keeps the guest protected with 100 ms between epochs for some minutes: how long it stands
-still and with what, and whether the agents' memory grows. *bare* takes epochs of a guest that is
-not protected, with the comparison of memory and without, in turns. *curve* is what the guest gets
-done, for several intervals, against what it did right before. *loaded* leaves the choice to
-failover to the lease while a program that does nothing else keeps each core busy: nobody may take
-over, and nobody may be stopped. *failover* cuts the primary's power, over and over: from the
-decision to a guest that runs, and from the cut to its first datagram outside. *moves* has the guest
-moved by epochs (`migrate --mode checkpoint`) and by an ordinary pre-copy in turn, there and back:
-the downtime that the run itself tells, and the longest silence outside.
+* pause: protect the guest for some minutes, with 100 ms between epochs. Measures the pauses, the
+  parts of a pause, and whether the agents' memory grows.
+* bare: capture epochs of an unprotected guest, alternately with and without comparing memory.
+* curve: measure the guest's work for several intervals, relative to its work before the protection.
+* loaded: keep each core busy with another program, with automatic failover by the lease. The
+  standby must not take over, and the guest must not be stopped.
+* failover: cut the primary's power repeatedly. Measures the time from the decision until the guest
+  runs, and from the power cut to the guest's first datagram outside.
+* moves: move the guest there and back, alternately by epochs (`migrate --mode checkpoint`) and by
+  pre-copy. Measures the downtime that the command reports, and the longest silence outside.
 """
 
 import argparse
@@ -42,26 +43,26 @@ _WITHIN = 30.0
 
 
 def protect(hands: Hands, interval: str, *more: str) -> dict[str, Any]:
-    """Protect the guest; its agents' first word."""
+    """Protect the guest. Returns the command's report."""
     words = ["protect", GUEST, "--to", "beta", "--interval", interval, "--json", *more]
     return dict(hands.vmckpt(*words))
 
 
 def primary(hands: Hands) -> dict[str, Any]:
-    """What the primary's agent tells."""
+    """Return the status that the primary's agent reports."""
     (one,) = hands.vmckpt("status", GUEST, "--json")
     return dict(one["says"]["alpha"])
 
 
 def start(plan: LabPlan) -> None:
-    """The guest of all figures."""
+    """Start the guest that is used for all figures."""
     wishes: dict[str, Any] = {"memory": "256MiB", "dirty": "64MiB@20MiB/s", "disk": "64MiB"}
     guests.start(plan, GUEST, "alpha", shared_memory=True, **wishes)
     time.sleep(5.0)
 
 
 def pause(hands: Hands, minutes: float) -> dict[str, Any]:
-    """Epochs 100 ms apart for some minutes."""
+    """Measure epochs 100 ms apart, for some minutes."""
     start(hands.plan)
     ready = protect(hands, "100ms")
     looks = []
@@ -83,7 +84,7 @@ def pause(hands: Hands, minutes: float) -> dict[str, Any]:
 
 
 def bare(hands: Hands) -> dict[str, Any]:
-    """The pause of an epoch with and without the comparison of memory, on the host itself."""
+    """Measure the pause of an epoch with and without comparing memory, on the host itself."""
     start(hands.plan)
     words = (GUEST, "/dev/shm/vmckpt-bench-bare", "100")
     found = dict(hands.inside(*words, program="bench.replication_inside"))
@@ -91,7 +92,7 @@ def bare(hands: Hands) -> dict[str, Any]:
 
 
 def rss(plan: LabPlan) -> dict[str, float]:
-    """Memory of the agents that is theirs alone, in MiB."""
+    """Return the anonymous memory of the agents on each host, in MiB."""
     found = {}
     for one in plan.hosts:
         total = 0
@@ -105,7 +106,7 @@ def rss(plan: LabPlan) -> dict[str, float]:
 
 
 def processes(plan: LabPlan, name: str, word: bytes) -> list[int]:
-    """Processes of a host with that word in their command line."""
+    """Return the processes of a host whose command lines contain a word."""
     found = []
     for one in network.processes_in(plan.host(name).namespace):
         try:
@@ -117,7 +118,7 @@ def processes(plan: LabPlan, name: str, word: bytes) -> list[int]:
 
 
 def curve(hands: Hands, turns: int) -> dict[str, Any]:
-    """What the guest gets done, unprotected and protected, for each interval."""
+    """Compare the guest's work while protected with its work before, for each interval."""
     del turns
     found = {}
     for interval in INTERVALS:
@@ -145,7 +146,7 @@ def curve(hands: Hands, turns: int) -> dict[str, Any]:
 
 
 def loaded(hands: Hands, minutes: float) -> dict[str, Any]:
-    """Both cores are busy with something else, and the lease decides."""
+    """Protect the guest with a lease while other processes keep all cores busy."""
     start(hands.plan)
     protect(hands, "auto", "--failover", "automatic")
     burners = [
@@ -183,7 +184,7 @@ def loaded(hands: Hands, minutes: float) -> dict[str, Any]:
 
 
 def failover(hands: Hands, turns: int) -> dict[str, Any]:
-    """The primary's power is cut; the guest goes on beside it."""
+    """Cut the primary's power, so that the standby takes over."""
     plan = hands.plan
     found: list[dict[str, Any]] = []
     silent: list[float] = []
@@ -208,7 +209,10 @@ def failover(hands: Hands, turns: int) -> dict[str, Any]:
 
 
 def moves(hands: Hands, turns: int) -> dict[str, Any]:
-    """There and back, by epochs and by pre-copy in turn; the first of each is nobody's figure."""
+    """Move the guest there and back, alternately by epochs and by pre-copy.
+
+    The first move of each kind is a warm-up.
+    """
     plan, other = hands.plan, {"alpha": "beta", "beta": "alpha"}
     start(plan)
     place = "alpha"
@@ -237,24 +241,24 @@ def moves(hands: Hands, turns: int) -> dict[str, Any]:
 
 
 def first_after(plan: LabPlan, died: float) -> float:
-    """When the guest is heard again, by the observer's clock, which is ours."""
+    """Return when the guest's first datagram after the power cut arrived, in monotonic seconds."""
     while time.monotonic() < died + _WITHIN:
         now = time.monotonic()
         seen = client.status(plan.observer_socket, GUEST, since=died, until=now)
         if seen.answered_at is not None and seen.answered_at > died + 0.1:
             return died + seen.blackout
         time.sleep(0.01)
-    raise SystemExit("the guest is not heard again")
+    raise SystemExit(f"the observer received nothing from the guest within {_WITHIN:g} s")
 
 
 def said(hands: Hands) -> dict[str, Any]:
-    """What the backup left about its failover."""
+    """Return the backup's report on the failover."""
     (one,) = hands.vmckpt("status", GUEST, "--json")
     return dict(one["says"]["beta"])
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the phases and print what they found."""
+    """Run the phases, print the results and save them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--turns", type=int, default=5)

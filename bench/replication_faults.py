@@ -1,21 +1,32 @@
-"""Faults at each step of a protection's life, over and over: no copy too many, and nothing lost.
+"""Inject faults at each step of a protection's life: never two copies, and nothing lost.
 
     sudo .venv/bin/python -m bench.replication_faults 300 [--seed 1] [--json FILE [--more]]
         [--only signals|one-way|clock|lost-commit|card|host] [--ttl 3] [--keep-going]
 
-Each round has a guest at work, a lease store and automatic failover. Its seed chooses a step, at
-which the process that reaches it is stopped (bench/points.py), and what happens then: SIGKILL or
-SIGSTOP to any of the agent, the watchdog, libvirtd and the disk log (of a snapshot: the undo
-process); a network that loses all in one direction; a wall clock that jumps by an hour; a lease
-store that fails over to a replica without its last commits; a network card that is plugged in or
-taken away; a host that loses power or cables, freezes, or loses its QEMU.
+Each round has a running guest, a lease store and automatic failover. The round's seed determines a
+step and a fault. The process that reaches the step is stopped there (bench/points.py), and then one
+of these faults is injected:
 
-Then all is mended, `vmckpt recover` and `unprotect` end what is left, and these must hold: never
-two copies ran, or were heard; memory, disk, and what the outside was told agree; one copy can have
-answered what clients of its key-value store saw in the round (lab/history/recorder.py); it runs,
-unless its host died without a valid standby; nothing of the protection is left. The first violation
-ends the campaign; its row has the agents' logs and what commands said. With --more it goes on after
-the rounds that the file has.
+* SIGKILL or SIGSTOP for any of the agent, the watchdog, libvirtd and the disk log, or for the undo
+  process of a snapshot
+* a network that drops all packets in one direction
+* a wall clock that jumps by an hour
+* a lease store that fails over to a replica without the last commits
+* a network card that is plugged in or unplugged
+* a host that loses power or its cables, freezes, or loses its QEMU.
+
+After the fault is repaired, `vmckpt recover` and `unprotect` clean up. Then these invariants must
+hold:
+
+* two copies of the guest never ran or sent packets at the same time
+* the guest's memory, disk and output agree
+* a single copy could have given the answers that the clients of its key-value store received in the
+  round (lab/history/recorder.py)
+* the guest is running, unless its host died without a valid standby
+* nothing of the protection is left.
+
+The first violation ends the campaign; its row contains the agents' logs and the commands' output.
+With --more, the campaign continues after the rounds in the file.
 """
 
 import argparse
@@ -49,16 +60,16 @@ _REACHED: dict[Way, float] = {
     Way.BEGINNING: 25.0, Way.EPOCH: 8.0, Way.ALONE: 15.0, Way.TAKEOVER: 15.0, Way.SWITCH: 15.0,
     Way.ENDING: 15.0, Way.SNAPSHOT: 20.0,
 }  # fmt: skip
-"""Seconds in which a step is reached."""
+"""Seconds within which a step is reached."""
 _QUIET = 1.0
-"""After a fault nothing is asked for so long."""
+"""Seconds after a fault during which nothing is queried."""
 _HEARD = 20.0
 _BACK = 15.0
-"""A protection that is not whole again by then is ended."""
+"""Seconds within which a protection must be ready again; otherwise it is ended."""
 
 
 class Violated(Exception):
-    """What must not happen. `row` has the evidence."""
+    """An invariant was violated. `row` contains the evidence."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.row = row
@@ -67,36 +78,36 @@ class Violated(Exception):
 
 @dataclass
 class Told:
-    """What happened in a round."""
+    """The events of a round."""
 
     hit: bool = False
     struck: list[str] = field(default_factory=list)
     lease: dict[str, str] = field(default_factory=dict)
-    """As it was when the fault struck."""
+    """The lease when the fault was injected."""
     at: float = 0.0
-    """When it struck."""
+    """Time at which the fault was injected, in monotonic seconds."""
     behind_s: float | None = None
     command: Command | None = None
-    """Which led to the step, and may be under way."""
+    """The command that led to the step, and may still be running."""
     needed: str = "nothing"
-    """Which command it took to have the guest run."""
+    """The command after which the guest answered again."""
     gone: bool = False
-    """The guest has rightly ended."""
+    """Whether the guest was lost, as expected."""
     commands: list[Done] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
 
 class Campaign:
-    """Rounds in one lab, with one guest for as long as it lives."""
+    """Runs rounds in a lab, with the same guest until the guest is lost."""
 
     def __init__(self, made: Scene, ttl: float) -> None:
         self._scene, self._ttl = made, ttl
         self._home: str | None = None
         self._kept = False
-        """The guest is protected, since a round before."""
+        """Whether the guest is still protected from an earlier round."""
 
     def play(self, chosen: Round) -> dict[str, Any]:
-        """One round. Raises Violated."""
+        """Run a round. Raises Violated."""
         began = time.monotonic()
         if self._home is None:
             self._home = HOSTS[chosen.seed % 2]
@@ -114,12 +125,12 @@ class Campaign:
                 self._mended(chosen, told)
                 self._in_order(chosen, told)
             except VmckptError as exc:
-                told.violations.append(f"the round broke off: {exc}")
+                told.violations.append(f"the round failed: {exc}")
             told.violations += lookout.two_copies()
             try:
                 recorder.stop()
             except LabError as exc:
-                told.violations.append(f"what its clients saw is not known: {exc}")
+                told.violations.append(f"the clients' history is incomplete: {exc}")
             history = recorder.check(EVIDENCE)
         told.violations += [*taps.speakers.seen, *history.wrong]
         self._next(told)
@@ -139,7 +150,7 @@ class Campaign:
         return row
 
     def _play(self, chosen: Round, primary: str, told: Told) -> None:
-        """Bring the protection to the step, strike, and wait for what comes of it."""
+        """Bring the protection to the step, inject the fault, and wait for its effects."""
         made, backup = self._scene, other(primary)
         at = backup if chosen.place.backup else primary
         if chosen.place.way in (Way.BEGINNING, Way.SNAPSHOT) or chosen.plugs is False:
@@ -157,18 +168,18 @@ class Campaign:
             self._until_quiet(chosen, told)
 
     def _approach(self, chosen: Round, primary: str, told: Told) -> Command | None:
-        """Until the step is armed and near; the command under way that leads there."""
+        """Arm the step and cause it to be reached. Returns the running command, if any."""
         made, backup, way = self._scene, other(primary), chosen.place.way
         at = backup if chosen.place.backup else primary
         forgets = chosen.kind is Kind.LOST_COMMIT
         if way is Way.BEGINNING:
             made.arm(at, "lease armed" if forgets else chosen.step)
             command = made.protect(backup)
-            if forgets:  # what began the lease is known to the replica
+            if forgets:  # the replica has the beginning of the lease
                 self._held_back(made.stopped(at, _REACHED[way]), at, chosen.step)
             return command
         if way is Way.SNAPSHOT:
-            made.run("snapshot", "init")  # fine if there is a store
+            made.run("snapshot", "init")  # fails if the store already exists
             made.arm(at, chosen.step)
             return made.start("snapshot", "create", GUEST)
         self._protect(backup, told)
@@ -188,7 +199,7 @@ class Campaign:
         return None
 
     def _held_back(self, process: int | None, at: str, step: str) -> None:
-        """Resume the process up to the step, of which the lease store's replica gets nothing."""
+        """Hold the lease store's replica back, and resume the process until the step."""
         made = self._scene
         made.pair.caught_up()
         made.pair.hold_back()
@@ -197,7 +208,7 @@ class Campaign:
             send(process, signal.SIGCONT)
 
     def _protect(self, backup: str, told: Told) -> None:
-        """Unless it is. Raises LabError."""
+        """Protect the guest, unless it is still protected. Raises LabError."""
         if self._kept:
             return
         done = self._scene.protect(backup).end()
@@ -206,7 +217,7 @@ class Campaign:
             raise LabError(f"the guest cannot be protected: {done}")
 
     def _end_kept(self, told: Told) -> None:
-        """The round has a protection of its own, or none. Raises LabError."""
+        """End the protection of earlier rounds. Raises LabError if that fails."""
         if self._kept:
             self._kept = False
             done = self._scene.run("unprotect", GUEST)
@@ -215,7 +226,7 @@ class Campaign:
                 raise LabError(f"{done}; left: {found if done.code == 0 else 'not looked for'}")
 
     def _until_quiet(self, chosen: Round, told: Told) -> None:
-        """Until the guest is heard again, or would have been long ago."""
+        """Wait until the guest answers again, or should have answered long ago."""
         quiet = told.at + max(_QUIET, chosen.seconds + 0.5)
         give_up = quiet + 2.5 * self._ttl + 2.0
         while (now := time.monotonic()) < give_up:
@@ -224,7 +235,7 @@ class Campaign:
             time.sleep(0.05)
 
     def _heard(self, limit: float) -> bool:
-        """Whether the guest answers from now on."""
+        """Return whether the guest answers within `limit` seconds."""
         since, give_up = time.monotonic(), Deadline(limit)
         while not self._scene.heard(since):
             if give_up.passed():
@@ -242,10 +253,10 @@ class Campaign:
             done = told.command.end()
             told.commands.append(done)
             if done.code is None:
-                told.violations.append(f"it did not end: {done}")
+                told.violations.append(f"the command did not exit: {done}")
 
     def _in_order(self, chosen: Round, told: Told) -> None:
-        """What a person does: recover, fail over if that is what it takes, and end what is left."""
+        """Do what an operator does: recover, fail over if necessary, and clean up."""
         made = self._scene
         heard = self._heard(self._ttl + 2.0)
         outcomes = [text for name, text in made.logs().items() if name.endswith("outcome.json")]
@@ -257,7 +268,7 @@ class Campaign:
                 told.commands.append(made.run(*words))
                 heard = self._heard(_HEARD)
         if not heard and not self._may_be_gone(chosen, told):
-            told.violations.append(f"the guest is lost: QEMU is there on {self._copies()}")
+            told.violations.append(f"the guest is lost; hosts with a QEMU: {self._copies()}")
         told.gone = not heard
         self._kept = not told.gone and told.needed == "nothing" and self._goes_on()
         if not self._kept:
@@ -265,7 +276,7 @@ class Campaign:
         self._check(told)
 
     def _goes_on(self) -> bool:
-        """Whether the guest is protected as before: it is kept for the next round."""
+        """Return whether the guest is protected as before, and can be used in the next round."""
         made, copies = self._scene, self._copies()
         give_up = Deadline(_BACK)
         if self._home is None or len(copies) < 2 or len(cards(made, self._home)) != 1:
@@ -280,7 +291,7 @@ class Campaign:
         return False
 
     def _may_be_gone(self, chosen: Round, told: Told) -> bool:
-        """Its host is lost, and no standby could take over."""
+        """Return whether the guest's host was lost, and no standby could take over."""
         lost = chosen.kind is Kind.HOST and chosen.injury in ("power", "QEMU killed")
         return lost and told.lease.get("state") != "protected"
 
@@ -288,7 +299,7 @@ class Campaign:
         return [name for name in HOSTS if self._scene.qemus(name)]
 
     def _end(self, told: Told) -> None:
-        """Both commands may be needed twice: after a crash the first may only see what is so."""
+        """Recover and unprotect, twice if needed: the first attempt may only observe the state."""
         for _ in range(2):
             for words in (("recover", "--json"), ("unprotect", GUEST)):
                 told.commands.append(self._scene.run(*words))
@@ -300,10 +311,10 @@ class Campaign:
         return faults_checks.left(self._scene, homes[0] if len(homes) == 1 else None)
 
     def _check(self, told: Told) -> None:
-        """All that must hold. Raises VmckptError."""
+        """Check the invariants. Raises VmckptError."""
         made, copies = self._scene, self._copies()
         if len(copies) > 1 and not self._kept:
-            told.violations.append(f"QEMU is there on {' and '.join(copies)} for good")
+            told.violations.append(f"QEMU processes remain on {' and '.join(copies)}")
         if told.gone:
             return
         running = faults_checks.runs_on(made)
@@ -314,7 +325,7 @@ class Campaign:
         told.violations += faults_checks.ledgers(made)
 
     def _next(self, told: Told) -> None:
-        """The guest of the next round: this one, as it was in the beginning, or none."""
+        """Prepare the guest for the next round, or remove it."""
         made, copies = self._scene, self._copies()
         if self._kept and not told.violations:
             return
@@ -326,14 +337,14 @@ class Campaign:
             if not told.violations:
                 guests.remove(made.plan, GUEST)
             return
-        for name in HOSTS:  # images of standbys and of guests that went away
+        for name in HOSTS:  # images of former standbys and guests
             for image in (made.plan.host(name).root / "private").glob(f"{GUEST}-*.raw"):
                 if name != self._home or str(image.name) not in disks(made, name):
                     image.unlink()
 
 
 def plug(made: Scene, on: str, more: int) -> bool:
-    """Let the guest have so many cards besides its first; whether it has them in time."""
+    """Plug or unplug cards until the guest has `more` besides its first. Returns the success."""
     give_up = Deadline(15.0)
     while (found := cards(made, on)) and len(found) - 1 != more:
         if give_up.passed():
@@ -345,12 +356,12 @@ def plug(made: Scene, on: str, more: int) -> bool:
 
 
 def disks(made: Scene, on: str) -> str:
-    """Which images the guest has there, as libvirt lists them."""
+    """Return the guest's images on a host, as libvirt lists them."""
     return run(host.enter(made.plan.host(on), "virsh", "-q", "domblklist", GUEST), check=False)
 
 
 def summary(rows: list[dict[str, Any]], ttl: float) -> dict[str, Any]:
-    """What came of all rounds."""
+    """Return the totals of all rounds."""
     clean = [one for one in rows if "violations" not in one]
     behind = sorted(one["behind_s"] for one in clean if one.get("behind_s") is not None)
     counted: dict[str, dict[str, int]] = {}
@@ -370,17 +381,17 @@ def summary(rows: list[dict[str, Any]], ttl: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Round after round; what was found is printed, and kept."""
+    """Run the rounds, print the totals and save them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rounds", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--more", action="store_true", help="Keep the rounds that the file has.")
+    parser.add_argument("--more", action="store_true", help="continue after the rounds in the file")
     parser.add_argument("--only", type=Kind, choices=list(Kind))
-    parser.add_argument("--ttl", type=float, default=3.0, help="Seconds of a lease.")
-    parser.add_argument("--keep-going", action="store_true", help="In a new lab.")
+    parser.add_argument("--ttl", type=float, default=3.0, help="duration of a lease, in seconds")
+    parser.add_argument("--keep-going", action="store_true", help="in a new lab, after a violation")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the lab is taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the lab is removed
     rows: list[dict[str, Any]] = []
     if chosen.more and chosen.json is not None and chosen.json.exists():
         rows = json.loads(chosen.json.read_text())["rounds"]
@@ -417,7 +428,7 @@ def _one(campaign: Campaign, round_: Round, rows: list[dict[str, Any]]) -> None:
 def _keep(path: Path | None, rows: list[dict[str, Any]], ttl: float) -> None:
     if path is not None:
         told = json.dumps({"summary": summary(rows, ttl), "rounds": rows}, indent=1) + "\n"
-        path.write_text(told.replace(f"{_ROOT}/", ""))  # tracebacks name files
+        path.write_text(told.replace(f"{_ROOT}/", ""))  # tracebacks contain paths
 
 
 if __name__ == "__main__":

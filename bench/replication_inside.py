@@ -1,10 +1,10 @@
-"""The replication bench's part beside QEMU, inside a lab host; what it found is told as JSON.
+"""The part of the replication bench that runs next to QEMU on a lab host. Prints JSON.
 
     python -m bench.replication_inside GUEST FOLDER TURNS
 
-Epochs of a guest that is not protected, 100 ms apart, with all that an epoch does but its disks'
-logs: in turns with write tracking, with the comparison of memory, and with nothing in their place.
-What the guest sends is let out at once.
+Captures epochs of an unprotected guest, 100 ms apart, with all parts of an epoch except the disks'
+write logs. Epochs alternate between write tracking, comparing the guest's memory, and doing
+neither. The guest's output is released at once.
 """
 
 import json
@@ -38,7 +38,7 @@ _APART = 0.1
 
 
 class Nothing:
-    """Finds no change, at once: `memory.ProtectedMemory`."""
+    """A `memory.ProtectedMemory` that finds no changed pages, and takes no time."""
 
     def prepare(self) -> None:
         pass
@@ -75,7 +75,7 @@ def send(memory: ProtectedMemory, changed: Sequence[Changed]) -> None:
 
 
 def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
-    """Pauses in milliseconds, by what finds changed pages, and what they are made of."""
+    """Return the median pause and its parts for each finder of changed pages, in milliseconds."""
     folder.mkdir()
     found: dict[str, list[dict[str, float]]] = {}
     told = subprocess.run(["virsh", "domuuid", guest], check=True, capture_output=True, text=True)

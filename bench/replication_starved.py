@@ -1,12 +1,12 @@
-"""Agents that die or hang in an epoch's pause on busy processors: for how long is the guest paused?
+"""Measure how long a guest is paused if its agent dies or hangs during an epoch on busy CPUs.
 
     sudo .venv/bin/python -m bench.replication_starved 10 [--load 16] [--ttl 30] [--json FILE]
 
-A guest is protected in a lab of its own. Beside it run so many processes that want a processor
-each, at ordinary priority. In each round the agent is stopped in the middle of a pause, and killed
-(in every second round: left as it is, so that the watchdog must find out that it hangs). Printed
-is how long the guest was paused, for how long its CPUs did nothing, how long the lease was not
-renewed, and what the watchdog has killed.
+A guest is protected in a new lab, next to `--load` processes of normal priority that each use a
+CPU. In each round, the agent is stopped in the middle of a pause. In every second round it is then
+killed; in the others it stays stopped, so that the watchdog must detect that the agent hangs.
+Prints how long the guest was paused, how long its vCPUs were idle, how long the lease was not
+renewed, and how many agents the watchdog killed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _LIMIT = 120.0
 
 
 def rounds(bench: Bench, count: int, load: int) -> list[dict[str, Any]]:
-    """Strike the agent so many times; what each has cost."""
+    """Stop or kill the agent `count` times. Returns the measurements of each round."""
     victim, found = Victim(bench), []
     with busy(load):
         for turn in range(count):
@@ -47,7 +47,7 @@ def rounds(bench: Bench, count: int, load: int) -> list[dict[str, Any]]:
 
 
 def shown(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines for a person."""
+    """Return the results as lines of text."""
     lines = []
     for name in ("SIGKILL", "SIGSTOP"):
         mine = [one for one in found if one["signal"] == name]
@@ -65,7 +65,7 @@ def shown(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Print the figures; exit status 1 if a ledger is not whole."""
+    """Run the rounds and print the results. The exit status is 1 if data was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rounds", type=int)
     parser.add_argument("--load", type=int, default=LOAD)

@@ -1,16 +1,18 @@
-"""Snapshots beside restic and borg, and of guests that run: the figures, in one run.
+"""Measure snapshots of running guests, and compare snapshots with restic and borg, in one run.
 
     sudo .venv/bin/python -m bench.snapshot [--turns 5] [--folder DIR] [--disk-mib 256]
         [--only live,memory,peers,compare] [--json bench/results/snapshot.json]
 
-*live* builds a lab: pauses, work done meanwhile, second snapshots, restores (snapshot_live.py).
-*peers* feeds what was captured there, and a disk of real files, to vmckpt, restic and borg, in
-turns (snapshot_peers.py): a first snapshot, one of a few seconds later, and its restore.
-*compare* is the compare step of a capture beside a plain read (snapshot_inside.py).
-*memory* is our own highest memory use for regions of several sizes (snapshot_feed.py).
+* live: in a lab, the pauses, the guest's work during a snapshot, second snapshots, and restores
+  (snapshot_live.py)
+* peers: vmckpt, restic and borg in turn store the captured data and a disk of real files
+  (snapshot_peers.py): a first snapshot, a snapshot of a few seconds later, and the restore of the
+  second one
+* compare: the comparison of memory in a capture, relative to plain reading (snapshot_inside.py)
+* memory: vmckpt's peak memory for regions of several sizes (snapshot_feed.py).
 
-restic and borg must be installed; nothing is installed here. A figure is the median of the turns;
-`cpu` is the CPU time of all threads, which tells more than the clock where others are at work.
+restic and borg must be installed. A figure is the median of the turns. `cpu` is the CPU time of all
+threads, which is more reliable than the elapsed time if the machine is busy.
 """
 
 import argparse
@@ -38,15 +40,15 @@ from vmckpt_lab import lab
 
 SEED = 11
 CHANGED = 0.01
-"""Of the disk's files, between the two snapshots."""
+"""Share of the disk's files that changes between the two snapshots."""
 SIZES = (256, 1024, 4096)
-"""MiB of the regions whose memory use is looked at."""
+"""Sizes of the regions for which peak memory is measured, in MiB."""
 PHASES = ("live", "memory", "peers", "compare")
-"""The one that needs much memory itself is last: a child's highest use begins with its parent's."""
+"""The phase that itself needs much memory is last: a child's peak is at least its parent's use."""
 
 
 def live(turns: int, source: Path) -> dict[str, Any]:
-    """All that needs a lab; the captured files go into `source`/1 and /2."""
+    """Run the phases that need a lab. Writes the captured files to `source`/1 and `source`/2."""
     name = f"bs{os.getpid()}"
     plan = lab.up(name)
     try:
@@ -62,7 +64,7 @@ def live(turns: int, source: Path) -> dict[str, Any]:
 
 
 def _tried(what: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A guest that does not start on a busy machine takes no other figures with it."""
+    """Run a step. If it fails, for example on a busy machine, the other steps still run."""
     began = time.monotonic()
     try:
         found = step()
@@ -73,7 +75,7 @@ def _tried(what: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def disks(source: Path, mib: int) -> None:
-    """A disk of real files, and the same one with some blocks written anew."""
+    """Create a disk of real files, and a copy in which some blocks are changed."""
     first, second = (source / number / "disk-files" for number in ("1", "2"))
     filled = snapshot_data.fill(first, mib * MIB, SEED)
     shutil.copyfile(first, second)
@@ -81,7 +83,7 @@ def disks(source: Path, mib: int) -> None:
 
 
 def peers(turns: int, source: Path, folder: Path) -> dict[str, Any]:
-    """Each program in turn, and the other way around the next time."""
+    """Run the programs in turn, in the reverse order in every second turn."""
     found: dict[str, list[dict[str, Any]]] = {one.name: [] for one in PROGRAMS}
     for turn in range(turns):
         for program in PROGRAMS if turn % 2 == 0 else PROGRAMS[::-1]:
@@ -102,7 +104,7 @@ def peers(turns: int, source: Path, folder: Path) -> dict[str, Any]:
 
 
 def _once(program: Program, source: Path, home: Path) -> dict[str, Any]:
-    # One place for both: borg and restic know a file by its path.
+    # Both snapshots use the same path, because borg and restic identify a file by its path.
     place, back = home / "input", home / "restored"
     found: dict[str, Any] = {}
     back.mkdir()
@@ -117,7 +119,7 @@ def _once(program: Program, source: Path, home: Path) -> dict[str, Any]:
     found["bytes"] = found["first"]["bytes"] + found["second"]["bytes"]
     for one in place.iterdir():
         if not snapshot_data.same(one, back / one.name):
-            raise Failed(f"{program.name} brought {one.name} back as another file")
+            raise Failed(f"{program.name} restored {one.name} incorrectly")
     return found
 
 
@@ -133,7 +135,7 @@ def _figures(ran: Ran) -> dict[str, Any]:
 
 
 def memory(folder: Path) -> list[dict[str, Any]]:
-    """Our highest memory use, for first and second snapshot and for reading again."""
+    """Measure vmckpt's peak memory for a first snapshot, a second snapshot and a restore."""
     found = []
     for mib in SIZES:
         for kind in snapshot_feed.KINDS:
@@ -159,21 +161,21 @@ def memory(folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure what is asked for, print it, and keep it."""
+    """Run the requested phases, print the figures and save them."""
     words = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words.add_argument("--turns", type=int, default=5)
-    words.add_argument("--folder", type=Path, help="on the disk that is to be written to")
+    words.add_argument("--folder", type=Path, help="directory on the disk to write to")
     words.add_argument("--disk-mib", type=int, default=256)
-    words.add_argument("--only", default=",".join(PHASES), help="of " + ", ".join(PHASES))
+    words.add_argument("--only", default=",".join(PHASES), help="some of " + ", ".join(PHASES))
     words.add_argument("--json", type=Path)
     asked = words.parse_args()
     only = asked.only.split(",")
     if set(only) - set(PHASES):
-        raise SystemExit(f"--only takes some of {','.join(PHASES)}, not {asked.only}")
+        raise SystemExit(f"invalid --only {asked.only}: use some of {','.join(PHASES)}")
     if "peers" in only and "live" not in only:
-        raise SystemExit("peers are fed with what live has captured: say --only live,peers")
+        raise SystemExit("peers needs the data that live captures: use --only live,peers")
     try:
         versions = [one.version() for one in PROGRAMS] if "peers" in only else []
     except Failed as exc:
@@ -188,7 +190,7 @@ def main() -> None:
     result["figures"] = rows
     for row in rows:
         print(
-            f"{row['what']:<72}{row['is']:>9.2f}  wanted {row['wanted']:<9}"
+            f"{row['what']:<72}{row['is']:>9.2f}  goal {row['wanted']:<9}"
             f" {'yes' if row['kept'] else 'NO'}"
         )
     if asked.json:

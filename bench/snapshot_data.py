@@ -1,7 +1,7 @@
-"""What the snapshot bench feeds to the programs: files that stand for a guest's disk.
+"""Input of the snapshot bench: files that represent a guest's disk.
 
-A lab guest's own disk is nearly empty, so beside it lies one with real files: those of this Python,
-each at the beginning of a block as a file system lays them.
+A lab guest's own disk is nearly empty. So the bench adds a disk with real files: those of this
+Python installation, each at the beginning of a block, as in a file system.
 """
 
 import random
@@ -13,7 +13,7 @@ _PART = 1 << 20
 
 
 def fill(path: Path, size: int, seed: int) -> int:
-    """Make a disk of real files, three quarters full; how many bytes they have."""
+    """Create a disk of real files, three quarters full. Returns the size of the filled part."""
     files = [one for one in sorted(Path(sys.prefix).rglob("*")) if one.is_file()]
     random.Random(seed).shuffle(files)
     at = 0
@@ -30,7 +30,7 @@ def fill(path: Path, size: int, seed: int) -> int:
 
 
 def change(path: Path, filled: int, share: float, seed: int) -> None:
-    """Write some blocks anew, each with a hundred changed bytes, in runs as programs do."""
+    """Change a hundred bytes in each of some blocks, in runs, as programs do."""
     rng = random.Random(seed)
     left = int(filled * share) // BLOCK
     with path.open("r+b") as disk:
@@ -44,7 +44,7 @@ def change(path: Path, filled: int, share: float, seed: int) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """A sparse copy: what is zeros is a hole."""
+    """Make a sparse copy, in which zeros are holes."""
     with source.open("rb") as old, target.open("wb") as new:
         while part := old.read(_PART):
             if part.strip(b"\0"):
@@ -55,7 +55,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two files hold the same."""
+    """Return whether two files have the same contents."""
     if one.stat().st_size != other.stat().st_size:
         return False
     with one.open("rb") as first, other.open("rb") as second:

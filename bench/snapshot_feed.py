@@ -1,14 +1,14 @@
-"""Files of a guest into a store and back, as an agent does it: each time a process of its own.
+"""Store the files of a guest as a snapshot, and read them back, as an agent does.
 
-    python -m bench.snapshot_feed init HOME             HOME: store, line, keys
+    python -m bench.snapshot_feed init HOME             HOME: store, parent state, keys
     python -m bench.snapshot_feed put HOME INPUT
     python -m bench.snapshot_feed get HOME OUTPUT       the last snapshot
-    python -m bench.snapshot_feed put-made HOME MIB KIND    memory that is made while it is read
-    python -m bench.snapshot_feed get-made HOME         read again, and kept nowhere
+    python -m bench.snapshot_feed put-made HOME MIB KIND    memory generated while it is read
+    python -m bench.snapshot_feed get-made HOME         read the last snapshot and drop the data
 
-In INPUT `disk*` are disks and all others memory. Snapshots are encrypted and signed, with manifest,
-wrapped key and line state; all is on the disk on return. What was done is told as JSON, the highest
-memory use among it.
+In INPUT, `disk*` are disks, and all other files are memory. Snapshots are encrypted and signed,
+with manifest, wrapped key and parent state; all data is on the disk on return. Prints the results,
+including the peak memory, as JSON.
 """
 
 import json
@@ -45,14 +45,14 @@ from vmckpt.store.repository import Store
 from vmckpt.units import Bytes
 
 KINDS = ("mixed", "random", "zeros", "sparse")
-"""Made memory: a third each of random bytes, small numbers and zeros; all of one; or one page of
-small numbers in 64, with holes between."""
+"""Kinds of generated memory. mixed: a third each of random bytes, small numbers and zeros; random
+and zeros: only these; sparse: one page of small numbers in 64 pages, and holes."""
 _FACTS = PrivateFacts(domain_xml="<domain/>", cpu_xml=None, boot_files=(), ram=(), disks=())
 _PAGE = UNIT[Kind.RAM]
 
 
 class FileRegion:
-    """A file; its holes are zeros that are not read. Use as a context manager."""
+    """A region backed by a file, whose holes are not read. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.name, self.size = path.name, Bytes(path.stat().st_size)
@@ -71,7 +71,7 @@ class FileRegion:
         while at < self.size:
             try:
                 first = os.lseek(self._file, at, os.SEEK_DATA)
-            except OSError:  # nothing but a hole up to the end
+            except OSError:  # only a hole until the end of the file
                 return
             end = os.lseek(self._file, first, os.SEEK_HOLE)
             first, last = max(at, first // self._unit * self._unit), -(-end // self._unit)
@@ -84,7 +84,7 @@ class FileRegion:
 
 
 class MadeRegion:
-    """Memory of any size that nobody has to keep: each page is another one."""
+    """A region of generated memory of any size. All nonzero pages are different."""
 
     kind = Kind.RAM
 
@@ -92,7 +92,7 @@ class MadeRegion:
         self.name, self.size, self._what = "pc.ram", Bytes(size), what
         rng = np.random.default_rng(5)
         self._random = rng.integers(0, 1 << 63, (64, _PAGE // 8), dtype=np.uint64)
-        # Small numbers in words: half of the bits are known, as in a guest's own tables.
+        # Words with small numbers: most bits are 0, as in the tables of a guest.
         self._text = rng.integers(0, 1 << 20, (64, _PAGE // 8), dtype=np.uint64)
 
     def extents(self) -> Iterator[Extent]:
@@ -109,7 +109,7 @@ class MadeRegion:
         if self._what in ("zeros", "sparse"):
             turns = np.full(count, 2 if self._what == "zeros" else 1)
         pages = np.zeros((count, _PAGE // 8), dtype=np.uint64)
-        # One odd number to a page: bytes stay as random as they were, and no two pages are equal.
+        # XOR with a number for each page: bytes stay random, and no two pages are equal.
         mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         for turn, source in ((0, self._random), (1, self._text)):
             these = np.flatnonzero(turns == turn)
@@ -119,7 +119,7 @@ class MadeRegion:
 
 
 def init(home: Path) -> None:
-    """A store and keys."""
+    """Create a store and keys."""
     home.mkdir(mode=0o700)
     Store.create(LocalFolder(home / "store"))
     public = keys_identity.create(home / "identity")
@@ -128,7 +128,7 @@ def init(home: Path) -> None:
 
 
 def put(home: Path, regions: Sequence[Region]) -> dict[str, Any]:
-    """One snapshot; what it was."""
+    """Create a snapshot. Returns its sizes in bytes."""
     ring = Keyring(home / "keys")
     keys = Keys(ring.signing(), ring.salt(), secrets.token_bytes(32))
     assert keys.data_key is not None
@@ -173,7 +173,7 @@ def _public(private: Private, written: Written, parent: str | None) -> Public:
 
 
 def get(home: Path, output: Path | None) -> dict[str, Any]:
-    """The last snapshot into files, or read and dropped."""
+    """Read the last snapshot. `output`: directory for its files; None: drop the data."""
     snapshot = (home / "last").read_text()
     store = Store.open(LocalFolder(home / "store"), cache=home / "cache")
     identity = keys_identity.load(home / "identity")
@@ -212,7 +212,7 @@ def _write(file: int, data: memoryview, at: int) -> None:
 
 
 def main() -> None:
-    """Do as the words say."""
+    """Run the command from the command line, and print the results as JSON."""
     what, home, *words = sys.argv[1:]
     folder, told = Path(home), {}
     began = time.perf_counter()

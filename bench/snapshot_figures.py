@@ -1,4 +1,4 @@
-"""What the snapshot bench found, held against what was wanted. Pure."""
+"""Compare the results of the snapshot bench with its goals. Pure."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def rows(result: dict[str, Any]) -> list[Row]:
-    """A row for each figure whose phase was run."""
+    """Return a row for each figure of the phases that ran."""
     found: list[Row] = []
     if "live" in result:
         found += _live(result["live"])

@@ -1,14 +1,15 @@
-"""The snapshot bench's part beside QEMU, inside a lab host; what it found is told as JSON.
+"""The part of the snapshot bench that runs next to QEMU on a lab host. Prints JSON.
 
     python -m bench.snapshot_inside pauses GUEST FOLDER TURNS
     python -m bench.snapshot_inside images GUEST FOLDER DISK OUT SECONDS
     python -m bench.snapshot_inside background GUEST FOLDER
     python -m bench.snapshot_inside compare MIB TURNS        needs no guest
 
-*compare*: one capture's compare step beside a plain read, in turns, on files of shared memory that
-are all data. Both read the same bytes, those of memory and those of its last copy, with the same
-threads from pages that are mapped already. The plain read takes the greatest of all words, block by
-block: of what reads each byte once it was the fastest we know, faster than a sum or a copy.
+compare: measures the comparison of memory in a capture and plain reading in turn, on files of
+shared memory without holes. Both read the same bytes, those of the memory and of its last copy,
+with the same threads, from pages that are already mapped. The plain read computes the maximum of
+all words, block by block. This was the fastest known way to read each byte once, faster than a sum
+or a copy.
 """
 
 import json
@@ -35,7 +36,7 @@ from vmckpt.hypervisor.qmp import QmpMonitor
 _BLOCK = (1 << 20) // 8
 _TASK = 8 * _BLOCK
 _WRITTEN = 64
-"""Pages that a guest changes between two comparisons, all over its memory."""
+"""Number of pages, all over the memory, that change between two comparisons."""
 
 
 def _monitor(guest: str) -> QmpMonitor:
@@ -48,7 +49,7 @@ def _hooks() -> Hooks:
 
 
 def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
-    """Captures of shared memory, one after the other; the first one, which copies all, apart."""
+    """Measure captures of shared memory; the first capture, which copies all pages, separately."""
     found: list[dict[str, Any]] = []
     with _monitor(guest) as monitor, SharedMemory(monitor, folder) as memory:
         for epoch in range(1, turns + 2):
@@ -67,7 +68,7 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
 
 
 def images(guest: str, folder: Path, disk: Path, out: Path, seconds: float) -> dict[str, Any]:
-    """Memory and disk of two moments as sparse files: what the programs are fed with."""
+    """Write memory and disk at two moments as sparse files, the input of the programs."""
     with _monitor(guest) as monitor, SharedMemory(monitor, folder) as memory:
         for number in (1, 2):
             done = memory.capture(number, _hooks())
@@ -86,7 +87,7 @@ def _copy(image: FrozenImage, disk: Path, place: Path) -> None:
 
 
 def background_once(guest: str, folder: Path) -> dict[str, Any]:
-    """One background snapshot, and from when to when it ran by the host's clock."""
+    """Take a background snapshot. Returns its pause, and its window in monotonic seconds."""
     with _monitor(guest) as monitor:
         began = time.monotonic()
         done = background_snapshot.capture(monitor, folder, _hooks())
@@ -96,7 +97,7 @@ def background_once(guest: str, folder: Path) -> dict[str, Any]:
 
 
 def compare(mib: int, turns: int) -> dict[str, Any]:
-    """Bytes a second of a comparison and of a plain read; the medians' share of one another."""
+    """Measure a comparison and a plain read. Returns the times, bandwidths and median ratios."""
     threads = min(4, os.cpu_count() or 1)
     rng = np.random.default_rng(3)
     with (
@@ -134,7 +135,10 @@ def compare(mib: int, turns: int) -> dict[str, Any]:
 
 
 def _timed(work: Any) -> tuple[float, float]:
-    """Seconds, and seconds of all threads' CPU, which a busy machine changes less."""
+    """Return the elapsed time and the CPU time of all threads, in seconds.
+
+    The CPU time varies less on a busy machine.
+    """
     began, used = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - began, time.process_time() - used
@@ -165,7 +169,7 @@ def _read(live: Mapping, last: Mapping, pool: ThreadPoolExecutor) -> None:
 
 
 def main() -> None:
-    """Do as the words say."""
+    """Run the command from the command line, and print the results as JSON."""
     what, *words = sys.argv[1:]
     if what == "pauses":
         told = pauses(words[0], Path(words[1]), int(words[2]))

@@ -1,14 +1,14 @@
-"""A campaign of kill -9: of commands at work in a store, at any point and at any moment.
+"""A campaign of kill -9: kill commands that use a store, at fault points and at random moments.
 
     .venv/bin/python -m bench.snapshot_kills [--kills 200] [--seed 1] [--json FILE]
         [--lab NAME --lab-kills 20]
 
-Half of the kills are at a fault point (vmckpt/store/fault_injection.py), half at a random moment;
-sometimes a second command is at work in the store at the same time. After each: every published
-snapshot passes a deep verification and restores the same bytes, none is missing that was not
-deleted, and collections (of a copy of the store) leave nothing that is not needed. The works are in
-bench/kill_works.py, on guests made of chance; with --lab so many more kills are in that lab, with a
-real guest (bench/lab_kills.py).
+Half of the kills are at a fault point (vmckpt/store/fault_injection.py), half at a random moment.
+Sometimes a second command uses the store at the same time. After each kill, every published
+snapshot must pass a deep verification and restore the same bytes, no snapshot may be missing unless
+it was deleted, and garbage collections of a copy of the store must leave no unneeded object. The
+killed operations are in bench/kill_works.py, and use small random guests. With --lab, more kills
+follow in that lab, with a real guest (bench/lab_kills.py).
 """
 
 import argparse
@@ -42,14 +42,14 @@ _CHOICES = {
     "repair": 2,
 }  # fmt: skip
 _ENOUGH = 14
-"""Snapshots in a store: then some go."""
+"""Number of snapshots per store above which more snapshots are deleted than created."""
 
 
 class Forker:
-    """Runs works in processes of their own."""
+    """Runs each operation in its own process."""
 
     def __init__(self, said: Path) -> None:
-        """`said`: a file for what the works say."""
+        """`said`: a file for the output of the operations."""
         self._said = said
         with said.open("ab") as file:
             self._program = subprocess.Popen(
@@ -58,7 +58,7 @@ class Forker:
             )  # fmt: skip
 
     def start(self, work: str, *args: Any, fault: str = "", record: str = "") -> int:
-        """The process's id."""
+        """Start an operation. Returns its process ID."""
         asked = {"work": work, "args": [str(args[0]), *args[1:]], "fault": fault, "record": record}
         assert self._program.stdin is not None
         assert self._program.stdout is not None
@@ -67,7 +67,7 @@ class Forker:
         return int(self._program.stdout.readline())
 
     def end(self) -> tuple[int, str]:
-        """How it ended, and what it said."""
+        """Wait for the operation. Returns its exit status and its output."""
         assert self._program.stdout is not None
         status = int(self._program.stdout.readline())
         said = self._said.read_text()
@@ -82,17 +82,17 @@ class Forker:
 
 @dataclass(slots=True)
 class Tally:
-    """What was done and what went wrong."""
+    """The totals of a campaign, and the violations."""
 
     kills: int = 0
     at: Counter[str] = field(default_factory=Counter)
-    """Fault points, or "any moment"."""
+    """Number of kills at each fault point, or at "any moment"."""
     of: Counter[str] = field(default_factory=Counter)
     beside: int = 0
     not_killed: int = 0
-    """Works that ended before."""
+    """Number of operations that ended before they were killed."""
     proved: int = 0
-    """Snapshots that were proved deep and gave back their bytes, over all checks."""
+    """Number of deep verifications and restores of a snapshot that succeeded, in all checks."""
     wrong: list[str] = field(default_factory=list)
 
     def as_json(self, seed: int, seconds: float) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Tally:
 
 
 class Campaign:
-    """Kills, and looks what is left."""
+    """Kills operations, and checks the stores after each kill."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.tally = Tally()
@@ -123,7 +123,7 @@ class Campaign:
         self._second.close()
 
     def learn(self) -> None:
-        """What each work passes, and how long it takes, when nobody kills it."""
+        """Record which fault points each operation passes, and how long it takes undisturbed."""
         record = str(self._folder / "passed")
         order = ("create", "create", "create", "copy", "carry", "restore", "delete")
         for work in (*order, "collect", "collect", "create", "prune", "collect", "repair"):
@@ -139,7 +139,7 @@ class Campaign:
             self._check(work)
 
     def step(self) -> None:
-        """One kill, and a look at what is left."""
+        """Kill an operation, and check the stores."""
         work = self._choice()
         args = self._args(work)
         if work == "repair":
@@ -170,7 +170,7 @@ class Campaign:
         if work == "repair" and (killed or status):
             self._first.start("repair", self._folder, *args)
             _, said = self._first.end()
-            # The killed command's lock lasts for a quarter of an hour; this does not wait for that.
+            # The lock of the killed command would expire after a quarter of an hour.
             if "is already running a garbage collection" in said:
                 (self._folder / args[0] / "locks" / "gc").unlink()
                 self._first.start("repair", self._folder, *args)
@@ -185,7 +185,7 @@ class Campaign:
         return self._rng.choices(list(choices), list(choices.values()))[0]
 
     def _all_far(self) -> None:
-        """See that the far store can mend all of the near one."""
+        """Copy all snapshots to the far store, so that it can repair the near store."""
         for id_ in sorted(self._there["near"] - self._there["far"]):
             self._first.start("copy", self._folder, "near", "far", id_)
             status, said = self._first.end()
@@ -215,13 +215,13 @@ class Campaign:
         return [name, rng.choice(sorted(self._there[name]))]
 
     def _beside(self, work: str) -> str:
-        """Sometimes a second command is at work."""
+        """Sometimes start a second command. Returns its name, or an empty string."""
         if work == "repair" or self._rng.random() > 0.35:
             return ""
         other = self._rng.choice(["create", "collect", "copy", "delete"])
         args = self._args(other)
         if other == "collect":
-            # To a collection that takes the living for dead, anything may happen.
+            # A collection that considers live processes dead may do anything.
             args[1] = 900.0
         if work == "collect":
             other, args = "restore", self._args("restore")
@@ -254,7 +254,7 @@ class Campaign:
         for id_ in ids:
             try:
                 works.restored(store, id_)
-            except Exception as exc:  # noqa: BLE001  whatever it is, it is told
+            except Exception as exc:  # noqa: BLE001  reported
                 self._wrong(f"{store.backend.where}: after {after}: {exc}")
             else:
                 self.tally.proved += 1
@@ -274,7 +274,7 @@ class Campaign:
         )  # fmt: skip
         left += sorted(set(listing.stored) - set(use.needed))
         if left:
-            self._wrong(f"after {after} and collections there is still {left}")
+            self._wrong(f"after {after} and collections, these objects remain: {left}")
         self._prove(store, f"{after} and collections")
 
     def _wrong(self, what: str) -> None:
@@ -284,7 +284,7 @@ class Campaign:
 
 
 def _moments(points: list[str]) -> list[str]:
-    """The first, second, … time that each is passed."""
+    """Number the passes of each fault point: POINT#0, POINT#1, …"""
     times: Counter[str] = Counter()
     told = []
     for point in points:
@@ -301,7 +301,7 @@ def _kill(child: int) -> None:
 
 
 def _refused(said: str) -> bool:
-    """Whether a command was refused for what another one did, in one clear line."""
+    """Return whether a command failed with an expected error, because of another command."""
     words = (
         "NotInStore", "is already running a garbage collection", "has no snapshot",
         "did not refresh the lock",
@@ -310,12 +310,12 @@ def _refused(said: str) -> bool:
 
 
 def main() -> None:
-    """See above."""
+    """Run the campaign, print the totals and save them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--lab", help="a lab that is up and has a store")
+    parser.add_argument("--lab", help="name of a running lab")
     parser.add_argument("--lab-kills", type=int, default=20)
     asked = parser.parse_args()
     place = "/dev/shm" if Path("/dev/shm").is_dir() else None

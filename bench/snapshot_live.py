@@ -1,8 +1,8 @@
-"""The snapshot bench's figures of guests that run, in a lab: pauses, work done meanwhile, restores.
+"""The part of the snapshot bench with running guests, in a lab: pauses, work, restores.
 
-Each is measured by `vmckpt snapshot` as an operator runs it, encrypted, into a local store; pauses
-also by the engine alone, for libvirt's backup-begin, which holds the guest for its disks, is most
-of an ordinary pause. What a guest does while it is captured is told by the observer outside.
+The figures are measured with `vmckpt snapshot` as an operator uses it, encrypted, with a local
+store. Pauses are also measured without libvirt's backup-begin, which pauses the guest for its disks
+and takes most of an ordinary pause. The observer measures the guest's work during a snapshot.
 """
 
 import json
@@ -25,19 +25,19 @@ from vmckpt_lab.plan import LabPlan
 ROOT = Path(__file__).parent.parent
 HOST = "alpha"
 BEFORE = 3.0
-"""Seconds of undisturbed work that are compared with."""
+"""Seconds of undisturbed work, for comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """A lab, and vmckpt as a person would use it there."""
+    """Runs vmckpt in a lab, as an operator does."""
 
     plan: LabPlan
     keys: Path
-    """An identity: who can open the snapshots."""
+    """Identity file with the private key that opens the snapshots."""
 
     def vmckpt(self, *words: str) -> Any:
-        """A command's JSON, or nothing; Failed if it fails."""
+        """Run a command. Returns its JSON output, or None without --json. Raises Failed."""
         program = [sys.executable, "-m", "vmckpt.cli.app", *words]
         more = {
             "VMCKPT_INVENTORY": str(self.plan.inventory),
@@ -51,7 +51,7 @@ class Hands:
         return json.loads(done.stdout) if "--json" in words else None
 
     def inside(self, *words: str, program: str = "bench.snapshot_inside") -> Any:
-        """A part of a bench on the host itself; its JSON."""
+        """Run a part of a bench on the host itself. Returns its JSON output. Raises Failed."""
         entered = host.enter(
             self.plan.host(HOST), "sh", "-c", 'cd "$0" && exec "$@"', str(ROOT),
             sys.executable, "-m", program, *words,
@@ -62,19 +62,19 @@ class Hands:
         return json.loads(done.stdout)
 
     def guest(self, name: str, **wishes: Any) -> None:
-        """Start a guest, and let it settle."""
+        """Start a guest, and wait for a moment."""
         guests.start(self.plan, name, HOST, **wishes)
         time.sleep(5.0)
 
     def gone(self, name: str) -> bool:
-        """End a guest; whether its ledgers were whole."""
+        """Remove a guest. Returns whether its ledgers were intact."""
         whole = ledger.audit(self.plan, name).whole
         guests.remove(self.plan, name)
         return whole
 
 
 def begin(plan: LabPlan) -> Hands:
-    """A store, and a key: from here on snapshots are encrypted."""
+    """Create a store and a key, so that snapshots are encrypted."""
     hands = Hands(plan, plan.folder / "identity")
     made = hands.vmckpt("snapshot", "keys", "new", str(hands.keys), "--no-passphrase", "--json")
     hands.vmckpt("snapshot", "keys", "add", "bench", str(made["key"]))
@@ -83,7 +83,7 @@ def begin(plan: LabPlan) -> Hands:
 
 
 def shared(hands: Hands, turns: int, out: Path) -> dict[str, Any]:
-    """Incremental snapshots of a guest whose memory is a file; and the images for the peers."""
+    """Measure incremental snapshots of a guest with shared memory; write the peers' input."""
     hands.guest("shared", memory="256MiB", dirty="64MiB@20MiB/s", disk="64MiB", shared_memory=True)
     disk = hands.plan.shared / "shared.raw"
     hands.inside("images", "shared", "/dev/shm/images", str(disk), str(out), "5")
@@ -103,7 +103,7 @@ def _create(hands: Hands, guest: str, *more: str) -> dict[str, Any]:
 
 
 def _figures(told: dict[str, Any]) -> dict[str, Any]:
-    """Numbers, and the parts of a pause."""
+    """Return the numbers of a report, and the parts of the pause."""
     return {
         name: one
         for name, one in told.items()
@@ -112,7 +112,7 @@ def _figures(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def idle(hands: Hands, turns: int) -> dict[str, Any]:
-    """Second snapshots of a guest that does nothing, and the way back from them."""
+    """Measure later snapshots of an idle guest, and their restores."""
     hands.guest("idle", memory="256MiB", dirty="64MiB@0MiB/s", disk="64MiB")
     store = hands.plan.shared / "snapshots"
     sizes = [_bytes(store)]
@@ -129,7 +129,7 @@ def idle(hands: Hands, turns: int) -> dict[str, Any]:
         told = hands.vmckpt(*words, "--identity", str(hands.keys))
         back.append({**_figures(told), "command": time.monotonic() - began})
         time.sleep(1.0)
-    guests.remove(hands.plan, "idle")  # time went back: its ledgers cannot agree with the outside
+    guests.remove(hands.plan, "idle")  # no audit: the restores set the guest back in time
     return {"first_bytes": grown[0], "later_bytes": grown[1:], "restores": back[1:]}
 
 
@@ -138,7 +138,7 @@ def _bytes(store: Path) -> int:
 
 
 def busy(hands: Hands, turns: int) -> dict[str, Any]:
-    """Background snapshots of a guest that writes a lot."""
+    """Measure background snapshots of a guest that writes a lot."""
     hands.guest("busy", memory="512MiB", dirty="256MiB@80MiB/s", disk="64MiB")
     found = []
     for _ in range(turns):
@@ -155,7 +155,7 @@ def busy(hands: Hands, turns: int) -> dict[str, Any]:
 
 
 class Work:
-    """How much a guest wrote, by the host's clock. Use as a context manager."""
+    """Records how much memory a guest writes, by the host's clock. Use as a context manager."""
 
     def __init__(self, plan: LabPlan, guest: str) -> None:
         self._plan, self._guest = plan, guest
@@ -177,7 +177,7 @@ class Work:
             self._seen.append((seen.now, seen.pages_written))
 
     def rate(self, began: float, ended: float) -> float:
-        """Pages a second between two moments."""
+        """Return the pages written per second between two times, in monotonic seconds."""
         times, pages = zip(*self._seen, strict=True)
         written = np.interp([began, ended], times, pages)
         return float(written[1] - written[0]) / (ended - began)

@@ -1,10 +1,9 @@
-"""vmckpt, restic and borg as the snapshot bench runs them: the same files, the same disk, in turns.
+"""Run vmckpt, restic and borg for the snapshot bench, with the same files on the same disk.
 
-Compared are whole commands, from their start until all they wrote is on the disk: the files of a
-repository, and those of a restore, are fsynced inside the timing, whether the program did or not.
-All encrypt (restic as it always does, borg with repokey-blake2) and compress with zstd: vmckpt and
-borg with level 3, restic 0.14 with its own default, which is zstd, too. Everything else is left as
-each program has it.
+Complete commands are compared, from their start until all data is on the disk. The files of a
+repository or a restore are fsynced within the measured time, even if the program has done so. All
+programs encrypt (restic always does, borg with repokey-blake2) and compress with zstd: vmckpt and
+borg with level 3, restic 0.14 with its default level. All other settings are the defaults.
 """
 
 import json
@@ -23,23 +22,23 @@ HOW_TO_GET = "on Debian and Ubuntu: apt-get install restic borgbackup"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command took."""
+    """The resources that a command used, and its output."""
 
     seconds: float
-    """Until all of it was on the disk."""
+    """Elapsed time until all data was on the disk."""
     cpu: float
-    """Seconds of all its threads, user and system."""
+    """User and system CPU time of all threads, in seconds."""
     peak: float
-    """MiB of memory."""
+    """Peak memory, in MiB."""
     told: str
 
 
 class Failed(Exception):
-    """A program of which the bench knows nothing better than to say so."""
+    """A program failed, or is not installed."""
 
 
 def run(words: Sequence[str], folder: Path, more: Mapping[str, str], durable: Path | None) -> Ran:
-    """One command, and then `durable`, a folder, on the disk."""
+    """Run a command in `folder`, then fsync the directory `durable`. Raises Failed."""
     began = time.perf_counter()
     with subprocess.Popen(
         words, cwd=folder, env={**os.environ, **more}, stdin=subprocess.DEVNULL,
@@ -60,7 +59,7 @@ def run(words: Sequence[str], folder: Path, more: Mapping[str, str], durable: Pa
 
 
 def fsync(folder: Path) -> None:
-    """All files below a folder, and the folders."""
+    """Fsync all files and directories below a directory."""
     for root, _, names in os.walk(folder):
         for path in (root, *(os.path.join(root, name) for name in names)):  # noqa: PTH118
             file = os.open(path, os.O_RDONLY)
@@ -69,12 +68,12 @@ def fsync(folder: Path) -> None:
 
 
 def size(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the size of all files below a directory, in bytes."""
     return sum(one.stat().st_size for one in folder.rglob("*") if one.is_file())
 
 
 class Program:
-    """One of the three, with a repository in a folder of its own."""
+    """One of the three programs, with a repository in its own directory."""
 
     name: str
     environment: Mapping[str, str] = {}
@@ -87,28 +86,28 @@ class Program:
         return run(words, folder, self.environment, durable)
 
     def init(self) -> None:
-        """A new repository."""
+        """Create a repository."""
         raise NotImplementedError
 
     def put(self, source: Path) -> Ran:
-        """One snapshot of what is in a folder."""
+        """Store a snapshot of a directory."""
         raise NotImplementedError
 
     def get(self, target: Path) -> Ran:
-        """The last one, into an empty folder."""
+        """Restore the last snapshot to an empty directory."""
         raise NotImplementedError
 
     @classmethod
     def version(cls) -> str:
-        """In one line; Failed if it is not there."""
+        """Return the version as one line. Raises Failed if the program is not installed."""
         if shutil.which(cls.name) is None:
-            raise Failed(f"{cls.name} is not installed, and is what is compared with; {HOW_TO_GET}")
+            raise Failed(f"{cls.name} is not installed, but needed for comparison; {HOW_TO_GET}")
         words = [cls.name, "--version"] if cls.name == "borg" else [cls.name, "version"]
         return run(words, Path("/"), {}, None).told.strip()
 
 
 class Vmckpt(Program):
-    """Our own: `snapshot_feed` does with files what an agent does with a guest."""
+    """vmckpt: `snapshot_feed` processes files as an agent processes a guest."""
 
     name = "vmckpt"
 
@@ -135,7 +134,7 @@ class Vmckpt(Program):
 
 
 class Restic(Program):
-    """Reads all of a file that has changed; its cache of metadata is kept beside the repository."""
+    """restic reads changed files completely. Its metadata cache is next to the repository."""
 
     name = "restic"
 
@@ -147,7 +146,7 @@ class Restic(Program):
         }  # fmt: skip
 
     def init(self) -> None:
-        # Version 2 of a repository is the one that compresses.
+        # Only repositories of version 2 support compression.
         self._run(["restic", "init", "-q", "--repository-version", "2"], self.home)
 
     def put(self, source: Path) -> Ran:
@@ -159,7 +158,7 @@ class Restic(Program):
 
 
 class Borg(Program):
-    """One thread; chunks cut by content, as is its default."""
+    """borg uses one thread, and content-defined chunks, which are its default."""
 
     name = "borg"
 
@@ -187,6 +186,6 @@ PROGRAMS: tuple[type[Program], ...] = (Vmckpt, Restic, Borg)
 
 
 def told_of(ran: Ran) -> dict[str, float]:
-    """What our own feed says of itself."""
+    """Return the figures that `snapshot_feed` printed."""
     found: dict[str, float] = json.loads(ran.told)
     return found

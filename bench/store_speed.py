@@ -1,10 +1,11 @@
-"""How fast a store takes in and gives back: chunks of memory, encrypted, sync inside the timing.
+"""Measure how fast a store ingests and restores encrypted chunks, including the sync to disk.
 
     .venv/bin/python -m bench.store_speed [--mib 512] [--parallel 2] [--folder DIR]
         [--kinds random,memory,text] [--repeat 3] [--profile]
 
-`memory` is half text and half small counters, as pages of a guest are; `text` is words in random
-order, which compresses badly and slowly for a text. Every number is the median of the repeats.
+`memory` is half text and half small counters, like the pages of a guest. `text` consists of words
+in random order, which compress worse and more slowly than ordinary text. Every figure is the median
+of the repeats.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def _texts() -> list[bytes]:
 
 
 def chunks(kind: str, count: int) -> list[bytes]:
-    """Chunks of one kind, each another one."""
+    """Generate chunks of one kind, all different."""
     if kind == "random":
         return [os.urandom(CHUNK) for _ in range(count)]
     base = _texts()
@@ -50,14 +51,14 @@ def chunks(kind: str, count: int) -> list[bytes]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that something takes."""
+    """Return how long a function takes, in seconds."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def once(folder: Path, plain: list[bytes], parallel: int) -> dict[str, float]:
-    """One store: MiB/s of each thing, and how much smaller it became."""
+    """Measure a new store. Returns the MiB/s of each operation, and the compressed share."""
     sealing = Encrypted(os.urandom(32))
     store = Store.create(LocalFolder(folder))
     mib = sum(len(one) for one in plain) / (1 << 20)
@@ -86,7 +87,7 @@ def once(folder: Path, plain: list[bytes], parallel: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Measure the requested kinds, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--parallel", type=int, default=2)
@@ -117,7 +118,7 @@ def main() -> None:
         )
         own = asked.mib
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{'':8} at most {peak:.0f} MiB of memory, of which {own} are the test's own")
+        print(f"{'':8} at most {peak:.0f} MiB of memory, of which the input takes {own} MiB")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Every cell of the large tables: each fault at each moment of a migration, and whatever is asked
-for while something else is under way; and what else is too long for ./check --all.
+"""Run the tests that are too long for ./check --all, including every cell of the large tables.
+
+The tables are: each fault at each moment of a migration (faults), and each request while another
+operation is in progress (locking).
 
     sudo .venv/bin/python -m bench.tables [--json bench/results/tables.json] [--only faults,others]
 
-All are tried side by side, each in a lab of its own; more than an hour on 2 cores.
+The groups run concurrently, each in its own lab. This takes more than an hour on 2 cores.
 """
 
 import argparse
@@ -24,7 +26,7 @@ TABLES = {
 
 
 def found(report: Path) -> dict[str, Any]:
-    """What pytest has written down: how many cells, what failed, and how long the slowest took."""
+    """Read pytest's report. Returns the number of cells, the failures and the durations."""
     cells = list(ET.parse(report).iter("testcase"))
     failed = [one for one in cells if any(child.tag in ("failure", "error") for child in one)]
     skipped = sum(one.find("skipped") is not None for one in cells)
@@ -38,7 +40,7 @@ def found(report: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Try them and say what was found."""
+    """Run the groups, print the results and save them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default=",".join(TABLES), help="some of " + ", ".join(TABLES))
     parser.add_argument("--json", type=Path)

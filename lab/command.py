@@ -1,4 +1,4 @@
-"""Where the CLI finds `vmckpt lab`. Imports no other module of the lab. Pure data."""
+"""The place of the `vmckpt lab` commands, for the CLI. Imports no other lab module. Pure data."""
 
 from vmckpt.cli.commands import Place
 

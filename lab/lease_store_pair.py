@@ -79,7 +79,7 @@ class WitnessPair:
         """Wait until the replica has all data of the server. Raises LabError."""
         told = "SELECT coalesce(bool_and(replay_lsn >= pg_current_wal_flush_lsn()), false)"
         told += " FROM pg_stat_replication"
-        self._until(lambda: self.sql(told) == "t", "the replica does not catch up")
+        self._until(lambda: self.sql(told) == "t", "the replica did not catch up in time")
 
     def hold_back(self) -> None:
         """Stop replication: the replica receives no more commits. Raises LabError."""

@@ -1,9 +1,7 @@
-"""The rate at which lab guests write and are probed.
-
-Under TCG, this causes most of the CPU time of an otherwise idle guest.
+"""The pace at which lab guests write and are probed: most of an idle guest's CPU time under TCG.
 
 Measurements need the full pace. With one vCPU under TCG, a guest of 192 MiB that rewrites 1 MiB/s
-then uses 30 % of a core; at a quarter of the pace, 12 %.
+then uses 30 % of a core. At a quarter of the pace, it uses 12 %.
 """
 
 import os

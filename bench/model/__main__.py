@@ -3,13 +3,15 @@
     .venv/bin/python -m bench.model --states 100000 [--seed 1] [--json FILE]
     .venv/bin/python -m bench.model --reverted [NAME ...] [--states 300000]
 
-The first form walks from each start (a new protection, its first epoch, a protected guest) through
-all states, nearest first, and then along random paths with the seed; it fails if anything is
-violated, and prints what led to it. The second takes each fix back and fails unless a violation is
-found. Killed agents and watchdogs, a crash of host or lease store, a failover of the lease store
-that loses a change, cut links, unanswered and late questions, slow clocks, `virsh resume`,
-unplugged cards and a controller's orders may come between any two effects, as often as the budget
-says (bench/model/world.py).
+The first form begins at each start (a new protection, its first epoch, a protected guest). It
+visits all states, nearest first, and then follows random paths drawn from the seed. If an invariant
+is violated, it fails and prints the steps that led to the violation. The second form reverts one
+fix at a time, and fails unless a violation is found for each.
+
+These faults may occur between any two effects, as often as the budget permits
+(bench/model/world.py): killed agents and watchdogs, a crash of a host or of the lease store, a
+failover of the lease store that loses a change, a broken link, requests that receive no answer or
+arrive late, slow clocks, `virsh resume`, an unplugged card, and orders of a controller.
 """
 
 import argparse
@@ -27,17 +29,17 @@ from bench.model.world import Budget
 
 
 def main() -> int:
-    """0: as it should be; 1: a violation, or with --reverted none."""
+    """Run the exploration. Returns 1 for a violation or, with --reverted, a missing violation."""
     parser = argparse.ArgumentParser(prog="python -m bench.model")
-    parser.add_argument("--states", type=int, default=100_000, metavar="N", help="in all")
-    parser.add_argument("--seed", type=int, default=1, help="of the random paths")
+    parser.add_argument("--states", type=int, default=100_000, metavar="N", help="states in all")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random paths")
     parser.add_argument(
         "--reverted",
         nargs="*",
         metavar="NAME",
-        help="take these fixes back (all, if none is named)",
+        help="revert these fixes; default: all",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save the results")
     told = parser.parse_args()
     with ExitStack() as stack:
         stack.enter_context(alpha.on_fakes())
@@ -54,7 +56,7 @@ def main() -> int:
 
 
 def _explored(states: int, seed: int) -> list[dict[str, Any]]:
-    """Most of the states nearest first; an eighth along random paths, which come far."""
+    """Explore most states nearest first, and an eighth along random paths, which lead far."""
     rows, all_of_one = [], states // len(starts.NAMES)
     for name in starts.NAMES:
         far = all_of_one // 8

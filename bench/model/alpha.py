@@ -1,7 +1,7 @@
-"""What runs on the primary's host: the agent's two threads, and the controller's order to end it.
+"""The processes on the primary's host: the agent's two threads, and the controller's orders.
 
-Each entry is a method of the product, or a few in the order in which the product calls them. It
-returns what the main thread does next, and what the Primary keeps until then.
+Each entry is a method of the product, or several methods in the order in which the product calls
+them. It returns the next entry of the main thread, and the state that the Primary keeps until then.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ _SESSION = fakes.session(ALPHA)
 
 
 class _Reached(BaseException):
-    """The main loop has come to its next step."""
+    """The main loop has reached its next step."""
 
 
 def _reached(*_: object) -> Any:
@@ -39,7 +39,7 @@ def _reached(*_: object) -> Any:
 
 
 class _Sender:
-    """Sends an epoch as one message: what it holds is its moment."""
+    """Sends an epoch as one message, which contains the moment of the capture."""
 
     bandwidth = None
 
@@ -58,7 +58,7 @@ class _Sender:
 
 
 class _Guest:
-    """What the loop has done to the guest, which is the world's."""
+    """Passes the loop's actions on the guest to the world."""
 
     disks = None
 
@@ -85,7 +85,7 @@ class _Guest:
 def _primary(
     life: int, fields: Fields, *, is_alone: bool = False
 ) -> tuple[Primary, fakes.ModelTenure]:
-    """The real one with what it has kept."""
+    """Return a real Primary with the state that it has kept."""
     held_tenure = fakes.ModelTenure("main", life)
     monitor: Any = fakes.Monitor()
     output, quiet = fakes.Buffers(), fakes.Quiet()
@@ -109,7 +109,7 @@ def _primary(
 
 
 class _Terms:
-    """Those of the protection, where each look at `hold` is a choice: the wait is over, or not."""
+    """The terms of a protection. The model chooses whether the wait `hold` is over."""
 
     interval, slowdown, bandwidth, max_pause = 0.1, 0.1, None, 0.5
 
@@ -142,13 +142,13 @@ def _agent() -> Any:
 
 
 def enter(life: int, _: Fields) -> Next:
-    """The agent begins: it continues with the lease, or takes it."""
+    """The agent starts: it continues the lease, or acquires it."""
     fakes.ModelTenure("main", life).__enter__()
     return "begin", ()
 
 
 def begin(life: int, _: Fields) -> Next:
-    """It looks at what an agent before it left."""
+    """The agent examines what an earlier agent left."""
     held_tenure = fakes.ModelTenure("main", life)
     agent = _agent()
     if _Agent._was_given_away(agent, held_tenure):
@@ -164,7 +164,7 @@ def begin(life: int, _: Fields) -> Next:
 
 
 def _loop(life: int, fields: Fields, *, alone: bool) -> Next:
-    """What `Primary.run` does first."""
+    """Return the first step of `Primary.run`."""
     one: Any = _primary(life, fields, is_alone=alone)[0]
     at = "connect"
 
@@ -182,15 +182,15 @@ def _loop(life: int, fields: Fields, *, alone: bool) -> Next:
 
 
 def forgo(life: int, fields: Fields) -> Next:
-    """A filter is gone: the standby is invalidated before anything gets out."""
+    """A filter is missing: the standby is invalidated before output is released."""
     one, _ = _primary(life, fields)
     one._forgo_standby()
     return "connect", _kept(one)
 
 
 def connect(life: int, fields: Fields) -> Next:
-    """Make the connection, and bring the standby up."""
-    at, fields = _loop(life, fields, alone=True)  # whether to forgo was decided in the beginning
+    """Connect to the backup and synchronise the standby."""
+    at, fields = _loop(life, fields, alone=True)  # `begin` has decided whether to forgo the standby
     return (at, fields) if at == "unprotect" else _tried(life, fields, _connect)
 
 
@@ -201,13 +201,13 @@ def _connect(one: Primary, line: Any) -> str:
 
 
 def serve(life: int, fields: Fields) -> Next:
-    """One epoch."""
+    """Capture, send and release an epoch."""
     return _tried(life, fields, _serve)
 
 
 def _serve(one: Primary, line: Any) -> str:
     turns = iter((lambda: do("epoch is due"), _reached))
-    steps: Any = one  # its methods are replaced by the model's
+    steps: Any = one  # the model replaces its methods
     steps._brought_up = _Sender
     steps._wait = lambda _: next(turns)()
     try:
@@ -221,7 +221,7 @@ def _serve(one: Primary, line: Any) -> str:
 
 
 def _tried(life: int, fields: Fields, step: Callable[[Primary, Any], str]) -> Next:
-    """A step of `Primary.run`, whose errors end the connection."""
+    """Run a step of `Primary.run`, in which an error ends the connection."""
     one, held_tenure = _primary(life, fields)
     line: Any = fakes.Line("up", lambda: held_tenure.token)
     try:
@@ -232,7 +232,7 @@ def _tried(life: int, fields: Fields, step: Callable[[Primary, Any], str]) -> Ne
 
 
 def cut(life: int, fields: Fields) -> Next:
-    """The connection is gone."""
+    """Handle the loss of the connection."""
     one, _ = _primary(life, fields)
     try:
         one._cut(ConnectionLost("gone"))
@@ -242,14 +242,14 @@ def cut(life: int, fields: Fields) -> Next:
 
 
 def unprotect(life: int, fields: Fields) -> Next:
-    """The protection ends while its agent lives."""
+    """End the protection while its agent is running."""
     monitor: Any = fakes.Monitor()
     teardown.unprotect(_SESSION, fakes.FOLDER, monitor, fakes.ModelTenure("main", life))
     return "over", fields
 
 
 def keep(life: int, _: Fields) -> Next:
-    """One turn of the thread that renews the lease."""
+    """Renew the lease once, in the agent's second thread."""
     one = fakes.ModelTenure("keep", life)
     try:
         one._renew()
@@ -262,7 +262,7 @@ def keep(life: int, _: Fields) -> Next:
 
 
 def order(define: bool, standby_gone: bool) -> Next:
-    """The controller ends what is left of the protection on alpha."""
+    """The controller ends the rest of the protection on alpha."""
     told: Any = SimpleNamespace(
         define=define, standby_gone=standby_gone, guest="g", host=ALPHA, uri=""
     )
@@ -271,7 +271,7 @@ def order(define: bool, standby_gone: bool) -> Next:
 
 
 def give() -> Next:
-    """The controller gives a guest that is gone to its standby."""
+    """The controller hands a guest that is gone over to its standby."""
     told: Any = SimpleNamespace(guest="g", owner="s")
     orders._give(told)
     return "done", ()
@@ -283,7 +283,7 @@ ENTRIES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 _STILL = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0, sleep=lambda _: None)
-"""In place of `time`, where how long something takes is a choice of the model's."""
+"""Replaces `time` where the model chooses how long something takes."""
 _FILES = SimpleNamespace(put=fakes.put)
 
 
@@ -293,7 +293,7 @@ def _holds(_: object) -> fakes.Process | None:
 
 @contextmanager
 def on_fakes() -> Iterator[None]:
-    """As long as the block lasts the product's modules work in the model."""
+    """Let the product's modules work on the model while the block runs."""
     identity = SimpleNamespace(runs=lambda _: do("read", "lives"), hold=_holds)
     timer = SimpleNamespace(
         armed=lambda _: do("read", "timer"), disarm=lambda _: do("disarm"),

@@ -1,4 +1,4 @@
-"""What runs on the standby's host: the backup's agent."""
+"""The process on the standby's host: the backup's agent."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +21,7 @@ _SESSION = fakes.session(BETA)
 
 
 class _Claim(LeaseClaim):
-    """The real one, whose newest token is in the model."""
+    """A real LeaseClaim, whose newest token is in the model."""
 
     def __init__(self) -> None:
         self._file, self.says, self._host = fakes.FOLDER / "token", "", BETA
@@ -40,7 +40,7 @@ class _Claim(LeaseClaim):
 
 
 class _Stage:
-    """Epochs on beta's disk and in its memory."""
+    """The epochs on beta's disk and in its memory."""
 
     applied = True
 
@@ -56,7 +56,7 @@ class _Stage:
         return SimpleNamespace(final=do("read", "final"), taken=0.0) if self.committed else None
 
     def seal(self, seal: EpochEnd) -> int:
-        """Raises WireError, as Order.take does."""
+        """Commit an epoch. Raises WireError if it is not based on the last committed epoch."""
         if seal.base != self.committed:
             raise WireError("an epoch on another one than the last")
         do("commit", seal.epoch, seal.final, *self._captured)
@@ -85,7 +85,7 @@ def _backup(handed: bool, captured: Told = ()) -> tuple[Backup, _Claim]:
 
 
 def message(handed: bool, told: Told) -> Told:
-    """Take a message of the primary's."""
+    """Process a message from the primary."""
     one, held = _backup(handed, told[5:])
     line: Any = fakes.Line("down", lambda: held.token)
     try:
@@ -98,14 +98,14 @@ def message(handed: bool, told: Told) -> Told:
 
 
 def poll(handed: bool, _: Told) -> Told:
-    """Ask whether the guest is to run here."""
+    """Check whether the standby must take over."""
     one, _claim = _backup(handed)
-    one._heard = -1000.0  # silent for long: silence only says when to ask
+    one._heard = -1000.0  # a long silence, which only determines when to check
     return ("ours" if one._ours() is not None else "not yet"), handed
 
 
 def run(handed: bool, _: Told) -> Told:
-    """The guest is ours."""
+    """Start the guest from the standby."""
     do("start guest")
     return "runs", handed
 
@@ -117,7 +117,7 @@ ENTRIES: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def on_fakes() -> Iterator[None]:
-    """As long as the block lasts the product's modules work in the model."""
+    """Let the product's modules work on the model while the block runs."""
     still = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(lease_claimant, "time", still))

@@ -1,4 +1,4 @@
-"""What an effect does to the world: the new worlds, each with the answer that its process gets."""
+"""Apply effects to the world. Each outcome is a new world, with the answer for the process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,22 +21,22 @@ from bench.model.world import (
 
 Answer = tuple[str, Any]
 Outcome = tuple[str, World, Answer]
-"""What happened, the world afterwards, and the answer."""
+"""A description, the world afterwards, and the answer."""
 _DONE: Answer = ("value", None)
 LATEST = 2
-"""So many questions to the lease store may be on their way, forgotten by their senders."""
+"""Maximum number of requests to the lease store that arrive after their senders gave up."""
 
 
 class Violation(Exception):
-    """What must never happen."""
+    """An invariant is violated."""
 
 
 class Blocked(Exception):
-    """The effect must wait: a lock is held, or nothing has come."""
+    """The effect must wait: a lock is held, or no message has arrived."""
 
 
 def outcomes(world: World, process: str, effect: Effect) -> list[Outcome]:
-    """All that may come of an effect of a process: main, keep, order or beta.
+    """Return all possible outcomes of an effect. `process`: main, keep, order or beta.
 
     Raises Violation, Blocked.
     """
@@ -56,8 +56,10 @@ def outcomes(world: World, process: str, effect: Effect) -> list[Outcome]:
 
 
 def local(world: World, process: str, effect: Effect) -> tuple[World, Answer] | None:
-    """The same for an effect on the process's own memory, and for what is only read: they cost no
-    step of their own. None: it is another one."""
+    """Return the outcome of an effect that needs no step of its own; None for other effects.
+
+    Such an effect only reads, or changes only the process's own memory.
+    """
     if effect.name == "clock":
         return world, ("age", 0)
     if effect.name == "read":
@@ -106,7 +108,7 @@ def _read_beta(beta: Beta) -> dict[str, Callable[..., Answer]]:
 
 
 def _store(world: World, call: str, args: tuple[Any, ...]) -> list[Outcome]:
-    """It answers; or the question was given up, and may arrive yet."""
+    """The store answers, or the process gives up, and the request may still arrive."""
     new, told = asked(world, call, args)
     found: list[Outcome] = [(f"store: {call} {told['said']}", new, ("told", tuple(told.items())))]
     if world.budget.silences:
@@ -119,7 +121,7 @@ def _store(world: World, call: str, args: tuple[Any, ...]) -> list[Outcome]:
 
 
 def asked(world: World, call: str, args: tuple[Any, ...]) -> tuple[World, store.Told]:
-    """The store has got a question. A renewal makes beats that beta has seen old ones."""
+    """The store receives a request. After a renewal, the beats that beta has seen are outdated."""
     before = world.lease
     lease, told = store.ask(before, call, args, world.timeline)
     changed = lease.age == 0 and (
@@ -132,7 +134,7 @@ def asked(world: World, call: str, args: tuple[Any, ...]) -> tuple[World, store.
 
 
 def stale(world: World) -> World:
-    """Beats that beta has seen, or is being told, are no more the newest."""
+    """Mark the beats that beta has seen, or is about to receive, as outdated."""
     task = world.beta.task
     if task is not None:
         answers = tuple(
@@ -199,7 +201,7 @@ def _end(world: World, what: str) -> tuple[World, Answer]:
 
 
 def hung_up(world: World) -> Link:
-    """The connection, after alpha's end of it has gone."""
+    """Return the connection after alpha's end was closed."""
     return world.link._replace(open=False, down=())
 
 
@@ -214,13 +216,13 @@ def _cont(world: World) -> tuple[World, Answer]:
 
 
 def runs_on_alpha(world: World) -> World:
-    """The guest's CPUs are started on alpha. Raises Violation."""
+    """Start the guest's vCPUs on alpha. Raises Violation."""
     new = world._replace(alpha=world.alpha._replace(guest=RUNS))
     return must_be_one(new)
 
 
 def must_be_one(world: World) -> World:
-    """Raises Violation if the guest runs twice."""
+    """Return the world. Raises Violation if the guest runs twice."""
     if world.alpha.guest == RUNS and world.beta.guest == RUNS:
         raise Violation("the guest runs on both hosts")
     return world
@@ -231,7 +233,7 @@ def _close_epoch(world: World) -> tuple[World, Answer]:
 
 
 def _release(world: World) -> tuple[World, Answer]:
-    """Output of closed epochs gets out."""
+    """Release the output of closed epochs."""
     return _speaks(world, world.alpha.moment - 1)
 
 
@@ -255,7 +257,7 @@ def _hold(world: World) -> tuple[World, Answer]:
 
 
 def _compare(world: World) -> tuple[World, Answer]:
-    """The moment that is captured, and whether the guest ran meanwhile."""
+    """Return the captured moment, and whether the guest ran during the capture."""
     return world, ("value", (world.alpha.moment - 1, world.alpha.woken))
 
 
@@ -269,7 +271,7 @@ def _forget(world: World) -> tuple[World, Answer]:
 
 
 def agent_begins(world: World) -> World:
-    """A new agent's process, unless another one has the lock."""
+    """Start a new agent, unless another agent is running."""
     held = world.alpha
     if held.agent is not None or held.shut:
         return world
@@ -304,7 +306,7 @@ def _send(world: World, end: str, message: tuple[Any, ...]) -> list[Outcome]:
 
 
 def _receive(world: World) -> list[Outcome]:
-    """What arrived before the link broke is read before that is seen."""
+    """Receive a message. Messages that arrived before the link broke are still received."""
     link = world.link
     if not link.down:
         if link.open:
@@ -313,7 +315,7 @@ def _receive(world: World) -> list[Outcome]:
     told, *rest = link.down
     agent = world.alpha.agent
     if agent is not None and told[1] > agent.token:
-        # An agent takes no word of a newer token than its own.
+        # An agent rejects messages with a newer token than its own.
         new = world._replace(link=hung_up(world))
         return [("alpha: refuses a newer token", new, ("raise", "cut"))]
     new = world._replace(link=link._replace(down=tuple(rest)))
@@ -328,7 +330,7 @@ def _connect(world: World) -> list[Outcome]:
 
 
 def _due(world: World) -> list[Outcome]:
-    """What ends the wait for the next epoch."""
+    """Return the events that may end the wait for the next epoch."""
     alpha = world.alpha
     if not world.link.open:
         return [("main: finds the link cut", world, ("raise", "cut"))]

@@ -1,4 +1,4 @@
-"""Walks through the model's worlds: all of them in order of distance, or random paths."""
+"""Explore the model's worlds: all worlds in order of distance, or along random paths."""
 
 import heapq
 import random
@@ -14,23 +14,23 @@ Successors = Callable[[World], Iterable[tuple[str, World]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What came of a walk."""
+    """The result of an exploration."""
 
     states: int
-    """Different worlds that were seen."""
+    """Number of different worlds that were visited."""
     steps: int
-    """Transitions that were taken."""
+    """Number of transitions."""
     violation: str | None
     trace: tuple[str, ...]
-    """What happened up to it."""
+    """The steps that led to the violation."""
     complete: bool
-    """There is no world within the budget of faults that was not seen."""
+    """Whether all worlds within the budget of faults were visited."""
 
 
 def search(start: World, successors: Successors, *, states: int) -> Found:
-    """All worlds, until there are `states` of them or something is violated.
+    """Visit all worlds, until `states` worlds are known or an invariant is violated.
 
-    By turns the nearest one comes next, and of those in which the most has gone wrong the nearest.
+    Alternates between the nearest world, and the nearest of the worlds with the most faults.
     """
     came: dict[World, tuple[World, str] | None] = {start: None}
     nearest, worst = deque([(0, start)]), [(0, 0, 0, start)]
@@ -71,7 +71,7 @@ def _trace(came: dict[World, tuple[World, str] | None], world: World) -> tuple[s
 def random_paths(
     start: World, successors: Successors, *, states: int, seed: int, longest: int = 400
 ) -> Found:
-    """Random paths from the start: they come far where not all can be seen."""
+    """Follow random paths from the start. They lead far if not all worlds can be visited."""
     chance = random.Random(seed)
     seen, steps = {hash(start)}, 0
     while len(seen) < states:

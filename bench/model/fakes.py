@@ -1,4 +1,4 @@
-"""What the product's code works with in the model: each thing calls `replay.do`."""
+"""Fakes on which the product's code runs in the model. All fakes call `replay.do`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ LEASE = Lease(url="postgresql://u@h/d", ttl=TERMS.ttl, margin=TERMS.margin)
 
 
 def session(host: str) -> Session:
-    """The protection, as one of its hosts has it."""
+    """Return the session of a protection on one of its hosts."""
     return Session(
         role="primary" if host == ALPHA else "backup", session="s", guest="g", name="g",
         host=host, peer=BETA if host == ALPHA else ALPHA, uri="", lease=LEASE, disks=(),
@@ -54,7 +54,7 @@ class File:
         do("unlink", self.name)
 
     def read_text(self) -> str:
-        """Raises FileNotFoundError."""
+        """Return the token. Raises FileNotFoundError for other files."""
         if self.name != "token":
             raise FileNotFoundError(self.name)
         return str(do("read", "token"))
@@ -74,7 +74,7 @@ FOLDER: Any = Folder()
 
 
 def put(file: File, text: str, **_: object) -> None:
-    """In place of atomic_file.put."""
+    """Replaces atomic_file.put."""
     file.write_text(text)
 
 
@@ -121,7 +121,7 @@ class Enforcer:
 
 
 class Process:
-    """QEMU's, held."""
+    """QEMU's process, held by a pidfd."""
 
     def __init__(self, what: str = "guest") -> None:
         self._what = what
@@ -140,12 +140,12 @@ class Process:
 
 
 def clock() -> Seconds:
-    """CLOCK_BOOTTIME of the host that the code runs on."""
+    """Return CLOCK_BOOTTIME of the host on which the code runs."""
     return Seconds(float(do("clock")))
 
 
 class _Question:
-    """In place of the client's connection to the lease store."""
+    """Replaces the client's connection to the lease store."""
 
     def ask(self, statement: str, arguments: tuple[object, ...] = ()) -> dict[str, Any]:
         call = statement.partition(".")[2].partition("(")[0]
@@ -158,7 +158,7 @@ class _Question:
 
 
 class Client(LeaseClient):
-    """The real one, with its connection and memory in the model."""
+    """A real LeaseClient, with its connection and memory in the model."""
 
     def __init__(self, holder: str, name: str) -> None:
         mine: Any = self
@@ -168,7 +168,7 @@ class Client(LeaseClient):
 
     @property
     def _timeline(self) -> str:
-        """Of the client that renews; no other one's renewal counts."""
+        """The timeline of the client that renews; renewals of other clients do not count."""
         return str(do("read", "tenure", "timeline")) if self._name.startswith("r") else ""
 
     @_timeline.setter
@@ -194,7 +194,7 @@ class Client(LeaseClient):
 
 
 def _shared(name: str) -> Any:
-    """An attribute of the tenure that both threads of the agent use."""
+    """Return a property for an attribute of the tenure that both threads of the agent use."""
 
     def get(self: Any) -> Any:
         return do("read", "tenure", name)
@@ -206,7 +206,7 @@ def _shared(name: str) -> Any:
 
 
 class _Lock:
-    """Of the tokens; it may be taken again by the thread that has it."""
+    """The lock of the tokens. The thread that holds the lock can acquire it again."""
 
     def __init__(self, thread: str) -> None:
         self._thread, self._depth = thread, 0
@@ -223,7 +223,7 @@ class _Lock:
 
 
 class ModelTenure(LeaseHolder):
-    """The real one, for one thread of the agent."""
+    """A real LeaseHolder, for one thread of the agent."""
 
     token = _shared("token")
     acquired = _shared("acquired")
@@ -258,7 +258,7 @@ class ModelTenure(LeaseHolder):
 
 
 class Buffers:
-    """The filters of the guest's cards."""
+    """The filters of the guest's network cards."""
 
     lost = 0
 
@@ -292,7 +292,7 @@ class Buffers:
 
 
 class Devices:
-    """Those of the guest, which stay the same but for a card that takes its filters along."""
+    """The guest's devices, which never change. An unplugged card only removes filters."""
 
     told, gone = False, ()
 
@@ -303,7 +303,7 @@ class Devices:
 
 
 class Found:
-    """In place of the module `buffers`: filters that an agent before this one has left."""
+    """Replaces the module `network_buffer`: the filters that an earlier agent left."""
 
     @staticmethod
     def there(*_: object) -> bool:
@@ -315,7 +315,7 @@ class Found:
 
 
 class Monitor:
-    """QEMU's."""
+    """QEMU's monitor."""
 
     host, guest, uri, name = ALPHA, "g", "", "g"
 
@@ -335,7 +335,7 @@ class Monitor:
         return {"status": "none"}
 
     def run_state(self) -> str:
-        """Raises HypervisorError if QEMU is gone."""
+        """Return the run state. Raises HypervisorError if QEMU is gone."""
         if not do("read", "lives"):
             raise HypervisorError("QEMU is gone", host=ALPHA)
         if not do("read", "paused"):
@@ -347,7 +347,7 @@ class Monitor:
 
 
 class Drain:
-    """What device state is read from."""
+    """The reader of the device state."""
 
     def __init__(self, _: object) -> None:
         pass
@@ -369,7 +369,7 @@ class Drain:
 
 
 class Finder:
-    """Finds which moment the memory is of."""
+    """Finds the moment that the memory represents."""
 
     def prepare(self) -> None:
         pass
@@ -382,7 +382,7 @@ class Finder:
 
 
 class Wishes:
-    """What the controller wants of the agent on alpha."""
+    """The controller's requests to the agent on alpha."""
 
     def has(self, wish: str) -> bool:
         return bool(do("read", "wish") == wish)
@@ -399,14 +399,14 @@ class Wishes:
 
 
 class Quiet:
-    """Takes every call and does nothing."""
+    """Accepts every call and does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
 
 
 class Line:
-    """One end of the connection: messages in tuples, with the sender's token."""
+    """One end of the connection. Messages are tuples with the sender's token."""
 
     sent = received = 0
     heard = 0.0
@@ -435,7 +435,7 @@ class Line:
             case End():
                 do("send", self._end, ("end", self._token(), message.why))
             case _:
-                pass  # refusals and heartbeats decide nothing
+                pass  # refusals and heartbeats have no effect
 
     def seal(self, number: int, base: int, final: bool, captured: tuple[int, bool]) -> None:
         """Raises ConnectionLost."""
@@ -446,7 +446,7 @@ class Line:
         return message_of(do("receive"))
 
     def expect(self, kind: type, _: object) -> Any:
-        """Raises ConnectionLost, also for a message of another kind."""
+        """Return the next message. Raises ConnectionLost, also for a message of another kind."""
         found = self.receive(0)
         if not isinstance(found, kind):
             raise ConnectionLost("the other end says something else")
@@ -454,7 +454,7 @@ class Line:
 
 
 def message_of(told: tuple[Any, ...]) -> Message:
-    """What the code makes of a message."""
+    """Convert a message of the model to the product's message."""
     match told:
         case ("hello", _, captured):
             return Hello(session="s", captured=captured)
@@ -472,5 +472,5 @@ def message_of(told: tuple[Any, ...]) -> Message:
 
 @contextmanager
 def lease(_: Session) -> Iterator[Client]:
-    """In place of teardown.lease: an order's own client."""
+    """Replaces teardown.lease: yields an order's own client."""
     yield Client(ALPHA, "o")

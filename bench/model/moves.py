@@ -1,4 +1,4 @@
-"""All that may happen next in a world: steps of processes, time, and faults."""
+"""Determine everything that may happen next in a world: steps of processes, time and faults."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -36,7 +36,7 @@ class Moves:
         self._beta = Replayer(beta.ENTRIES)
 
     def __call__(self, world: World) -> Iterator[Move]:
-        """Each with what happened. Raises effects.Violation."""
+        """Yield each successor with a description. Raises effects.Violation."""
         yield from self._main(world)
         yield from self._keep(world)
         yield from self._order(world)
@@ -51,7 +51,7 @@ class Moves:
     def _step(
         self, world: World, process: str, task: Task
     ) -> Iterator[tuple[str, World, Task | Done]]:
-        """Up to the next effect that others can see, and what its own memory has of that."""
+        """Run a process until its next visible effect. Yields the outcomes of the effect."""
         world, then = self._settled(world, process, task)
         if isinstance(then, Done):
             yield f"{process}: {task.entry} ends", world, then
@@ -66,7 +66,7 @@ class Moves:
         return self._beta if process == "beta" else self._alpha
 
     def _settled(self, world: World, process: str, task: Task) -> tuple[World, Task | Done]:
-        """A process as far as it comes without an effect that others can see."""
+        """Run a process until before its next effect that other processes can see."""
         while True:
             found = self._of(process).run(task)
             if isinstance(found, Done):
@@ -101,7 +101,7 @@ class Moves:
 
     @staticmethod
     def _returned(world: World, task: Task, then: Done) -> World:
-        """It waits, or dies of an error; its watchdog starts another."""
+        """Handle an error: the agent waits, or it dies, and its watchdog starts another agent."""
         if then.error == "Again":
             return _agent(world, main=None)
         return _agent_gone(world)
@@ -111,7 +111,7 @@ class Moves:
         if agent is None or agent.at in ("enter",) or agent.lost or world.alpha.guest == DEAD:
             return
         if agent.keep is None and agent.renewed == 0:
-            return  # a renewal in the same tick says nothing new
+            return  # a second renewal in the same tick has no effect
         task = agent.keep or Task("keep", (agent.life, ()), ())
         for label, new, then in self._step(world, "keep", task):
             if new.alpha.agent is not None:
@@ -202,7 +202,7 @@ def _watchdog(world: World) -> Iterator[Move]:
 
 
 def _paused_by_an_agent(held: Alpha) -> bool:
-    """An agent left it paused for an epoch, and not for a switch."""
+    """Return whether a dead agent left the guest paused for an epoch, not for a switchover."""
     return held.guest == PAUSED and held.agent is None and "switching" not in held.files
 
 
@@ -311,7 +311,7 @@ def _by_others(world: World) -> Iterator[Move]:
 
 
 def _backup_restarts(world: World) -> World:
-    """A watchdog starts another at once; what is on disk and in the standby stays."""
+    """A watchdog restarts the backup's agent at once; the disk and the standby are unchanged."""
     new = world.beta._replace(task=None, seen=0, since=0, handed=False, ours=False)
     return world._replace(beta=new, link=world.link._replace(open=False, up=()))
 
@@ -326,7 +326,7 @@ def _power_off(world: World) -> World:
 
 
 def _controller(world: World) -> Iterator[Move]:
-    """A person wants the protection to end, or to switch; recover ends what is left."""
+    """An operator ends the protection or requests a planned failover; recover cleans up."""
     held, budget = world.alpha, world.budget
     if not budget.orders or held.order is not None:
         return

@@ -1,9 +1,9 @@
-"""Real code, run one effect at a time.
+"""Run the product's code one effect at a time.
 
-A function of the product runs on fakes that call `do` for everything that it reads from the world
-or does to it. `run` gives it the answers it had so far and returns the first effect without one.
-A process of the model is therefore plain data: the function's name and its answers. It can be
-copied, compared, and killed between any two effects.
+A function of the product runs on fakes. For everything that the function reads from the world or
+does to the world, a fake calls `do`. `run` provides the answers so far, and returns the first
+effect without an answer. A process of the model is therefore plain data: the function's name and
+its answers. It can be copied, compared, and killed between any two effects.
 """
 
 from collections.abc import Callable
@@ -14,22 +14,22 @@ from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.protocol.connection import ConnectionLost
 
 NOW = 1000.0
-"""What clocks show while code is replayed: times in the model are ages, in ticks before now."""
+"""Time of all clocks while code is replayed. Times in the model are ages, in ticks before NOW."""
 NEVER = -99
-"""The age of what counts as expired for good (-inf)."""
+"""The age of a time that counts as expired forever (-inf)."""
 NONE = -98
-"""The age of what is not set (0.0)."""
+"""The age of a time that is not set (0.0)."""
 
 
 class Effect(NamedTuple):
-    """What the code wants next."""
+    """The next access of the code to the world."""
 
     name: str
     args: tuple[Any, ...]
 
 
 class Done(NamedTuple):
-    """The code has returned `result`, or raised an error of that class name."""
+    """The code has returned `result`, or raised an error of the class named `error`."""
 
     result: Any
     error: str | None
@@ -43,16 +43,16 @@ class Task(NamedTuple):
     answers: tuple[tuple[str, Any], ...]
 
     def told(self, kind: str, value: Any) -> "Task":
-        """The same after one more answer."""
+        """Return the task after another answer."""
         return Task(self.entry, self.args, (*self.answers, (kind, value)))
 
 
 class Again(BaseException):
-    """The code waits for something in a loop: it begins anew, with what is kept of it."""
+    """The code waits in a loop. It is run again from the beginning, with the state that it kept."""
 
 
 class _Pending(BaseException):
-    """There is no answer yet. Not an Exception: no handler of the product's may take it."""
+    """There is no answer yet. Not an Exception, so that no handler in the product catches it."""
 
 
 _ERRORS: dict[str, Callable[[], Exception]] = {
@@ -64,7 +64,7 @@ _ERRORS: dict[str, Callable[[], Exception]] = {
 
 
 class _Script:
-    """The answers of the run that is under way."""
+    """The answers of the current run."""
 
     def __init__(self, answers: tuple[tuple[str, Any], ...]) -> None:
         self.answers, self.at = answers, 0
@@ -72,7 +72,7 @@ class _Script:
 
     def next(self, name: str, args: tuple[Any, ...]) -> Any:
         if self.pending is not None:
-            raise _Pending  # code that cleans up after the first one
+            raise _Pending  # cleanup code after the first pending effect
         if self.at == len(self.answers):
             self.pending = Effect(name, args)
             raise _Pending
@@ -90,31 +90,31 @@ _script = _Script(())
 
 
 def do(name: str, *args: Any) -> Any:
-    """Called by fakes: the world's answer to an effect."""
+    """Return the world's answer to an effect. Called by fakes."""
     return _script.next(name, args)
 
 
 def time_of(age: int) -> float:
-    """A clock's reading that was taken so many ticks ago."""
+    """Return the clock reading of `age` ticks ago."""
     return float("-inf") if age == NEVER else 0.0 if age == NONE else NOW - age
 
 
 def age_of(reading: float) -> int:
-    """The reverse."""
+    """Return the age of a clock reading, in ticks; the reverse of `time_of`."""
     if reading == float("-inf"):
         return NEVER
     return NONE if reading == 0.0 else round(NOW - reading)
 
 
 class Replayer:
-    """Entries by name, and what each did with answers that it had before."""
+    """Runs entries by name, and caches their results by answers."""
 
     def __init__(self, entries: dict[str, Callable[..., Any]]) -> None:
         self._entries = entries
         self._known: dict[Task, Effect | Done] = {}
 
     def run(self, task: Task) -> Effect | Done:
-        """What a task does next."""
+        """Return the next effect of a task, or its result."""
         found = self._known.get(task)
         if found is None:
             found = self._known[task] = self._run(task)
@@ -129,7 +129,7 @@ class Replayer:
             result, error = None, None
         except Again:
             result, error = None, "Again"
-        except VmckptError as exc:  # the process dies of it
+        except VmckptError as exc:  # the process dies
             result, error = None, type(exc).__name__
         if script.pending is not None:
             return script.pending

@@ -1,6 +1,7 @@
-"""Fixes taken back, one at a time: the model must find what each of them prevents.
+"""Revert fixes one at a time: the model must find the violation that each fix prevents.
 
-Each replaces one decision of the product's by what it was before a fix, or by a plausible mistake.
+Each entry replaces a decision of the product with the code before a fix, or with a plausible
+mistake.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,21 +29,21 @@ Patch = tuple[Any, str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reverted:
-    """One of them."""
+    """A reverted fix."""
 
     name: str
     patches: Callable[[], list[Patch]]
     budget: Budget
-    """Enough goes wrong to show it, and no more: then it is found soon."""
+    """Just enough faults for the violation to occur, so that it is found quickly."""
     start: str = "protected"
-    """Where it shows: see `starts`."""
+    """Name of the start; see `starts`."""
     first: tuple[str, ...] = ()
-    """What happens then, in words that it begins with; all else may come after it."""
+    """Beginnings of the labels of the first steps. After these, anything may happen."""
     timer: bool = True
-    """The kernel's timer is at work."""
+    """Whether the kernel's timer is used."""
 
     def begins(self) -> World:
-        """Where it is looked for; nothing is taken back until then."""
+        """Return the world in which the search begins. The fix is not reverted before."""
         world, moves = starts.start(self.start, self.budget), Moves()
         for words in self.first:
             world = next(new for label, new in moves(world) if label.startswith(words))
@@ -50,7 +51,7 @@ class Reverted:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """As long as the block lasts the product decides so."""
+        """Revert the fix while the block runs."""
         patches = self.patches() if self.timer else [*self.patches(), (fakes, "Enforcer", _NoTimer)]
         with ExitStack() as stack:
             for where, name, what in patches:
@@ -59,7 +60,7 @@ class Reverted:
 
 
 def _armed_too_late(self: LeaseHolder) -> None:
-    """The standby is eligible before anything ends this guest with its lease."""
+    """Makes the standby eligible before the timer is armed."""
     with self._tokens:
         self._renew()
         self.check()
@@ -69,7 +70,7 @@ def _armed_too_late(self: LeaseHolder) -> None:
 
 
 def _speaks_alone_first(self: Primary, why: str) -> bool:
-    """Output gets out before the standby is invalidated."""
+    """Releases output before the standby is invalidated."""
     self._valid = False
     self._let_out()
     self._parts.lease_holder.invalidate()
@@ -79,7 +80,7 @@ def _speaks_alone_first(self: Primary, why: str) -> bool:
 
 
 def _lets_both_speak(session: Any, folder: Any) -> list[str]:
-    """The end of a copy whose lease another host has took its filters away."""
+    """Removes the filters of a copy whose lease another host holds."""
     orders._stop_agent(folder)
     monitor: Any = fakes.Monitor()
     teardown.unprotect(session, folder, monitor)
@@ -87,12 +88,12 @@ def _lets_both_speak(session: Any, folder: Any) -> list[str]:
 
 
 def _stops_without_asking(session: Any, folder: Any) -> None:
-    """The standby stays eligible while the protection ends here."""
+    """Leaves the standby eligible while the protection ends on this host."""
     orders._stop_agent(folder)
 
 
 def _unprotects_first(session: Any, folder: Any, monitor: Any, held: Any = None) -> None:
-    """Output gets out before the standby is invalidated."""
+    """Releases output before the standby is invalidated."""
     fakes.Buffers().remove()
     if held is not None:
         held.invalidate()
@@ -100,14 +101,14 @@ def _unprotects_first(session: Any, folder: Any, monitor: Any, held: Any = None)
 
 
 def _acknowledged_first(self: Backup, line: Any, seal: EpochEnd) -> None:
-    """The acknowledgement is sent before the epoch is committed."""
+    """Sends the acknowledgement before the epoch is committed."""
     line.send(Ack(epoch=seal.epoch))
     self._stage.seal(seal)
     self._final = seal.final
 
 
 def _released_first(self: Primary, line: Any, sender: Any, *, final: bool) -> None:
-    """Output is released when its epoch was sent."""
+    """Releases output when its epoch was sent, not when it was acknowledged."""
     epoch = self._parts.capturer.take(goes_on=not final)
     self._number += 1
     sender.finish(self._number, epoch, None, base=self._acked, final=final, taken=0.0)
@@ -117,7 +118,7 @@ def _released_first(self: Primary, line: Any, sender: Any, *, final: bool) -> No
 
 
 def _removes_what_is_left(*_: Any, alone: bool) -> tuple[fakes.Buffers, bool]:
-    """Where a filter is gone the others are removed at once."""
+    """Removes all filters at once if one filter is missing."""
     held = fakes.Found.there() and not alone
     if not held:
         fakes.Found.remove()
@@ -125,7 +126,7 @@ def _removes_what_is_left(*_: Any, alone: bool) -> tuple[fakes.Buffers, bool]:
 
 
 def _renewed_when_answered(self: LeaseHolder) -> None:
-    """A renewal is counted from its answer."""
+    """Counts the duration of a renewal from its answer."""
     with self._tokens:
         assert self._renewer is not None
         if self._changing:
@@ -139,7 +140,7 @@ def _renewed_when_answered(self: LeaseHolder) -> None:
 
 
 def _disarmed_first(self: LeaseHolder) -> None:
-    """Nothing ends the guest any more, before the standby is invalidated."""
+    """Disarms the timer before the standby is invalidated."""
     self._page.renewed = 0.0
     self._disarm()
     assert self._client is not None
@@ -148,7 +149,7 @@ def _disarmed_first(self: LeaseHolder) -> None:
 
 
 class _NoTimer:
-    """The watchdog alone ends the guest."""
+    """No timer: only the watchdog kills the guest."""
 
     def arm(self, ends: float) -> None:
         pass
@@ -158,7 +159,7 @@ class _NoTimer:
 
 
 def _takes_over_at_once(self: LeaseClaim) -> str | None:
-    """Silence decides."""
+    """Takes over because of silence alone."""
     return "it is silent"
 
 

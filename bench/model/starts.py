@@ -1,4 +1,4 @@
-"""Where walks begin: worlds in which nothing went wrong so far."""
+"""The worlds in which explorations begin, after a life without faults."""
 
 from collections import deque
 from collections.abc import Callable
@@ -20,18 +20,18 @@ QUIET = Budget(
     promotions=0,
     moments=1,
 )
-"""Nothing goes wrong."""
+"""A budget without faults."""
 _SLOW = ("a tick", "keep", "beta: poll", "store: take_over")
-"""What a start need not wait for."""
+"""Beginnings of labels of steps that are not needed to reach a start."""
 
 
 def _committed(world: World) -> bool:
-    """The standby has its first epoch, and the lease store does not know yet."""
+    """Return whether the standby has its first epoch, but the lease store does not know yet."""
     return bool(world.link.down) and world.link.down[0][0] == "ack"
 
 
 def _protected(world: World) -> bool:
-    """The first epoch's output is released, and the next one may come."""
+    """Return whether the first epoch's output is released, and the next epoch may begin."""
     agent = world.alpha.agent
     return (
         world.lease.state == "protected" and agent is not None
@@ -40,13 +40,13 @@ def _protected(world: World) -> bool:
 
 
 def _sent(world: World) -> bool:
-    """A later epoch is on its way."""
+    """Return whether a later epoch is in transit."""
     up = world.link.up
     return bool(up) and up[0][0] == "seal" and world.beta.epoch > 0
 
 
 def _renewed(world: World) -> bool:
-    """The lease was renewed before the standby is made eligible, and the answer is on its way."""
+    """Return whether the answer to the renewal before the standby's validation is in transit."""
     agent = world.alpha.agent
     return (
         world.beta.epoch > 0 and world.lease.state == "held" and agent is not None
@@ -64,9 +64,9 @@ NAMES = tuple(_REACHED)
 
 
 def start(name: str, budget: Budget) -> World:
-    """The nearest world of that kind, in which so much may go wrong from then on.
+    """Return the nearest world of a kind. `budget`: the faults that may occur from then on.
 
-    Raises LookupError: none is reached.
+    Raises LookupError if no world of this kind is reached.
     """
     moves, first = Moves(), World(budget=QUIET._replace(moments=2))
     seen, waiting = {first}, deque([first])
@@ -78,4 +78,4 @@ def start(name: str, budget: Budget) -> World:
             if not label.startswith(_SLOW) and new not in seen:
                 seen.add(new)
                 waiting.append(new)
-    raise LookupError(f"the model never comes to '{name}'")
+    raise LookupError(f"the model never reaches '{name}'")

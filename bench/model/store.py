@@ -1,6 +1,6 @@
-"""What the lease store's functions answer: `witness_schema` in Python, on the model's clock.
+"""The lease store's functions: `witness_schema` in Python, on the model's clock.
 
-tests/unit/project/test_model_store.py asks a real PostgreSQL the same questions.
+tests/unit/project/test_model_store.py compares the answers with those of a real PostgreSQL.
 """
 
 from collections.abc import Callable
@@ -12,30 +12,30 @@ Told = dict[str, Any]
 
 
 def ask(lease: Lease, call: str, args: tuple[Any, ...], timeline: str = "1") -> tuple[Lease, Told]:
-    """The row afterwards, and the answer. Ages in the answer are in ticks.
+    """Call a function. Returns the row afterwards, and the answer, in which ages are in ticks.
 
-    `timeline`: PostgreSQL's.
+    `timeline`: PostgreSQL's timeline.
     """
     return _CALLS[call](lease, timeline, *args)
 
 
 def confirmed(lease: Lease, timeline: str) -> bool:
-    """Whether no change of the token can be missing that was made before a failover."""
+    """Return whether no change of the token before a failover can be missing."""
     return lease.timeline == timeline
 
 
 def confirms(told: str, timeline: str) -> bool:
-    """Whether a renewal confirms its token: not if it was sent before a failover."""
+    """Return whether a renewal confirms its token. A renewal from before a failover does not."""
     return told == timeline
 
 
 def crashed(lease: Lease) -> Lease:
-    """It lost what a crash takes: all counts as renewed just now."""
+    """Return the row after a crash: the lease counts as renewed just now."""
     return lease._replace(age=0)
 
 
 def waits(lease: Lease) -> float:
-    """How long a takeover must wait by the store's clock."""
+    """Return how long a takeover must wait, in ticks of the store's clock."""
     return max(0.0, TERMS.ttl + TERMS.margin - lease.age)
 
 

@@ -1,7 +1,8 @@
-"""The state of the model: two hosts, a lease store, and what is on its way between them.
+"""The state of the model: two hosts, a lease store, and the messages between them.
 
-Times are ages in ticks, up to OLD. A guest's history is counted in moments: it is in moment n from
-the capture of epoch n - 1 to its own. `heard` is the last moment of which output got out.
+Times are ages in ticks, up to OLD. A guest's execution is divided into moments: moment n lasts from
+the capture of epoch n - 1 to the capture of epoch n. `heard` is the last moment whose output was
+released.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from vmckpt.lease.terms import LeaseTerms
 from vmckpt.units import Seconds
 
 TERMS = LeaseTerms(ttl=Seconds(4.0), margin=Seconds(1.0))
-"""In ticks of a second: a guest runs for 3 after its renewal was sent, a takeover waits for 5."""
+"""In ticks of a second: a guest runs for 3 s after its renewal was sent, a takeover waits 5 s."""
 OLD = round(TERMS.ttl + TERMS.margin) + 1
 ALPHA, BETA = "alpha", "beta"
 RUNS, PAUSED, DEAD = "runs", "paused", "dead"
@@ -26,28 +27,28 @@ class Lease(NamedTuple):
     holder: str = ""
     claim: str = ""
     age: int = 0
-    """Since the last renewal, or the store's last crash, by the store's clock."""
+    """Ticks since the last renewal, or since the store's last crash, by the store's clock."""
     timeline: str = "1"
-    """PostgreSQL's, when the token was made, or confirmed by its holder."""
+    """PostgreSQL's timeline when the token was created, or confirmed by its holder."""
 
 
 class Agent(NamedTuple):
-    """The memory of the agent on alpha: its tenure, and where its main thread is."""
+    """The memory of the agent on alpha: its tenure, and the position of its main thread."""
 
     token: int
     lost: bool = False
     acquired: bool = False
     renewed: int = NEVER
     timeline: str = ""
-    """PostgreSQL's, as the last renewal was told."""
+    """PostgreSQL's timeline in the answer to the last renewal."""
     changing: bool = False
     validated: bool = False
     lock: str = ""
     """The thread that holds the tokens' lock."""
     at: str = "enter"
-    """What the main thread does next."""
+    """The next entry of the main thread."""
     fields: tuple[Any, ...] = ()
-    """The Primary's own, between two of its methods."""
+    """The state that the Primary keeps between two of its methods."""
     main: Task | None = None
     keep: Task | None = None
     life: int = 0
@@ -60,9 +61,9 @@ class Alpha(NamedTuple):
     moment: int = 1
     heard: int = 1
     filters: str = ""
-    """all: output is held; part: a card lost its filters; else: output gets out at once."""
+    """all: output is buffered; part: a card lost its filters; else: output is sent at once."""
     woken: bool = False
-    """Another program resumed the guest in the middle of a pause."""
+    """Whether another program resumed the guest during a pause."""
     mirrors: bool = False
     timer: int | None = None
     """Ticks until the kernel kills QEMU."""
@@ -70,16 +71,16 @@ class Alpha(NamedTuple):
     """The renewal in the watchdog's page."""
     watchdog: bool = True
     token: int = 0
-    """The token's file; 0: there is none."""
+    """The token in its file; 0: there is no file."""
     files: frozenset[str] = frozenset()
     """Markers in the session's directory."""
     wish: str = ""
     agent: Agent | None = Agent(token=0)
     lives: int = 0
-    """Of agents, modulo 3: each names its questions to the lease store anew."""
+    """Number of agents so far, modulo 3: each agent uses new names for its requests."""
     order: Task | None = None
     shut: bool = False
-    """The session's directory is removed: the protection is over here."""
+    """Whether the session's directory is removed, so that the protection has ended here."""
 
 
 class Beta(NamedTuple):
@@ -88,17 +89,17 @@ class Beta(NamedTuple):
     guest: str = WAITS
     agent: bool = True
     epoch: int = 0
-    """The last committed; 0: none."""
+    """The last committed epoch; 0: none."""
     moment: int = 0
     final: bool = False
     handed: bool = False
     token: int = 1
     seen: int = 0
-    """1: the renewal that was seen last is the lease's newest."""
+    """1: the last renewal that the backup has seen is the newest."""
     since: int = 0
     task: Task | None = None
     ours: bool = False
-    """It was decided that the guest runs here."""
+    """Whether the backup has decided to take over."""
 
 
 class Link(NamedTuple):
@@ -106,12 +107,12 @@ class Link(NamedTuple):
 
     open: bool = False
     up: tuple[tuple[Any, ...], ...] = ()
-    """From alpha to beta, oldest first."""
+    """Messages from alpha to beta, oldest first."""
     down: tuple[tuple[Any, ...], ...] = ()
 
 
 class Budget(NamedTuple):
-    """How much more may go wrong."""
+    """How many more faults of each kind may occur."""
 
     agents: int = 1
     """Kills of alpha's agent."""
@@ -119,7 +120,7 @@ class Budget(NamedTuple):
     backups: int = 1
     """Kills of beta's agent."""
     crashes: int = 1
-    """Of alpha, or of the lease store."""
+    """Crashes of alpha or of the lease store."""
     cuts: int = 1
     silences: int = 1
     drifts: int = 1
@@ -129,32 +130,32 @@ class Budget(NamedTuple):
     promotions: int = 1
     """Failovers of the lease store to a replica, which may lack the last change."""
     moments: int = 3
-    """So many epochs are captured."""
+    """Maximum number of epochs."""
 
 
 class World(NamedTuple):
-    """All of it."""
+    """The complete state."""
 
     alpha: Alpha = Alpha()
     beta: Beta = Beta()
     lease: Lease = Lease()
     timeline: str = "1"
-    """PostgreSQL's."""
+    """PostgreSQL's current timeline."""
     behind: Lease | None = None
-    """The row on a replica that lacks the last change, as long as one may be promoted."""
+    """The row on a replica that lacks the last change, while the replica may be promoted."""
     link: Link = Link()
     late: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    """Questions to the lease store whose sender has given up, and which may arrive yet."""
+    """Requests to the lease store whose sender has given up, and which may still arrive."""
     budget: Budget = Budget()
 
 
 def older(age: int) -> int:
-    """An age one tick later."""
+    """Return an age one tick later."""
     return age if age in (NEVER, NONE) else min(age + 1, OLD)
 
 
 def aged(task: Task | None) -> Task | None:
-    """The same, for clock readings among a task's answers."""
+    """Return a task one tick later: the ages among its answers grow."""
     if task is None or not any(kind == "age" for kind, _ in task.answers):
         return task
     answers = tuple(
@@ -164,5 +165,5 @@ def aged(task: Task | None) -> Task | None:
 
 
 def heard(alpha: Alpha) -> int:
-    """The last moment of which output got out of alpha."""
+    """Return the last moment whose output was released on alpha."""
     return alpha.heard if alpha.filters else max(alpha.heard, alpha.moment)

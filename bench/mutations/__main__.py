@@ -3,9 +3,9 @@
     .venv/bin/python -m bench.mutations [NAME | AREA ...] [-j 2] [--list]
         [--json bench/results/mutations.json]
 
-Each mutation of the table breaks one line in a copy of the tree and runs the unit tests that guard
-the line. Only tests with fixed examples count, and the one that failed is run once more with the
-mutation and once without it, so that none is caught by luck.
+Each mutation in the table breaks one line in a copy of the tree, and the unit tests for this line
+run. Only tests with fixed examples count. The test that failed is run once more with the mutation
+and once without it, so that no mutation counts as caught by chance.
 
 Exit status: 0 if all are caught, 1 if one is not, 2 if the table is out of date.
 """
@@ -30,12 +30,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
-    """Try them, print a table and write the results down. Returns the exit status."""
+    """Try the mutations, print a table and save the results. Returns the exit status."""
     options = argparse.ArgumentParser(prog="bench.mutations", description=__doc__.split("\n")[0])
-    options.add_argument("what", nargs="*", help="names or areas; all if there are none")
+    options.add_argument("what", nargs="*", help="names or areas; default: all")
     options.add_argument("-j", "--processes", type=int, default=os.cpu_count() or 1)
     options.add_argument("--json", type=Path)
-    options.add_argument("--list", action="store_true", help="only show the table")
+    options.add_argument("--list", action="store_true", help="only print the table")
     given = options.parse_args()
     try:
         table = chosen(TABLE, given.what)
@@ -45,7 +45,7 @@ def main() -> int:
         for one in table:
             print(f"{one.area:<19} {one.name:<38} {one.file}\n{'':<19} {one.breaks}")
         return 0
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background ignores the first
+    for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore SIGINT
         signal.signal(number, signal.default_int_handler)
     try:
         found = try_all(table, ROOT, max(1, given.processes), _tell, _Progress(len(table)))
@@ -65,7 +65,7 @@ def _tell(line: str) -> None:
 
 
 class _Progress:
-    """Prints a row for each that has ended."""
+    """Prints a row for each result."""
 
     def __init__(self, count: int) -> None:
         self._count, self._ended = count, 0
@@ -84,14 +84,14 @@ def _short(test: str) -> str:
 def _summary(found: Sequence[Outcome]) -> int:
     bad = [one for one in found if one.verdict not in GOOD]
     areas = Counter(str(one.mutation.area) for one in found)
-    print(f"{len(found) - len(bad)} of {len(found)} are caught, in {len(areas)} areas")
+    print(f"{len(found) - len(bad)} of {len(found)} mutations are caught, in {len(areas)} areas")
     for one in bad:
         print(f"{one.verdict}: {one.mutation.name} ({one.mutation.file}): {one.mutation.breaks}")
     return 1 if bad else 0
 
 
 def _keep(path: Path, found: Sequence[Outcome]) -> None:
-    """Write them down; of others that the file has and the table still has the rows stay."""
+    """Save the results. Keeps rows of the file for other mutations that are still in the table."""
     rows: dict[str, dict[str, Any]] = {}
     if path.exists():
         rows = {row["name"]: row for row in json.loads(path.read_text())["mutations"]}

@@ -1,4 +1,4 @@
-"""A mutation: one safety-critical line and how it is broken. Pure but for `problems`."""
+"""A mutation: a safety-critical line, and how it is broken. Pure, except `problems`."""
 
 import ast
 from collections import Counter
@@ -9,11 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 
 LEAST = 40
-"""A table with fewer mutations proves too little."""
+"""Minimum number of mutations in a table."""
 
 
 class Area(StrEnum):
-    """What a line keeps safe."""
+    """What a line protects."""
 
     LEASE = "lease"
     LEASE_TIMER = "lease timer"
@@ -33,35 +33,35 @@ class Area(StrEnum):
 
 
 class OutOfDate(Exception):
-    """The table does not fit the tree: a line was changed and its mutation was not."""
+    """The table does not match the tree: a line was changed, but its mutation was not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests that must notice."""
+    """The tests that must detect a mutation."""
 
     files: tuple[str, ...]
     keyword: str = ""
-    """As pytest's -k; empty: all of them."""
+    """Expression for pytest's -k; empty: all tests of the files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """One line that is broken on purpose."""
+    """A line that is broken on purpose."""
 
     name: str
     area: Area
     file: str
-    """Relative to the root of the tree."""
+    """Path relative to the root of the tree."""
     old: str
-    """Occurs exactly once in the file."""
+    """The original text, which occurs exactly once in the file."""
     new: str
     suite: Suite
     breaks: str
-    """What would happen if this were the code, in one sentence."""
+    """What would happen if this were the code, as one sentence."""
 
     def applied(self, text: str) -> str:
-        """The file's text with the line broken. Raises OutOfDate."""
+        """Return the file's text with the mutation applied. Raises OutOfDate."""
         count = text.count(self.old)
         if count != 1:
             raise OutOfDate(f"{self.name}: its text occurs {count} times in {self.file}")
@@ -74,14 +74,14 @@ def _file(name: str) -> str:
 
 
 def unit(*names: str, keyword: str = "") -> Suite:
-    """Unit tests by what they test: "lease/terms"."""
+    """Return the suite of the unit tests of modules, named like "lease/terms"."""
     return Suite(tuple(f"tests/unit/{_file(name)}" for name in names), keyword)
 
 
 def chosen(table: Sequence[Mutation], words: Sequence[str]) -> tuple[Mutation, ...]:
-    """Those whose name or area is among the words; all if there are none.
+    """Return the mutations whose name or area is in `words`; all mutations if `words` is empty.
 
-    Raises ValueError for a word that is neither.
+    Raises ValueError for a word that is neither a name nor an area.
     """
     known = {one.name for one in table} | {str(one.area) for one in table}
     if unknown := [word for word in words if word not in known]:
@@ -90,7 +90,7 @@ def chosen(table: Sequence[Mutation], words: Sequence[str]) -> tuple[Mutation, .
 
 
 def problems(table: Sequence[Mutation], root: Path) -> Iterator[str]:
-    """Everything that is wrong with a table, by name."""
+    """Yield the problems of a table, each with the name of the mutation."""
     if len(table) < LEAST:
         yield f"there are {len(table)} mutations, and {LEAST} are required"
     for name, count in Counter(one.name for one in table).items():
@@ -124,5 +124,5 @@ def _problems_of(one: Mutation, root: Path) -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def _code(text: str) -> str:
-    """The same for texts that differ in layout and comments alone. Raises SyntaxError."""
+    """Return code in a form without layout and comments. Raises SyntaxError."""
     return ast.dump(ast.parse(text))

@@ -1,4 +1,4 @@
-"""Runs all mutations: first the tests without any, then each mutation in a copy of its own."""
+"""Run all mutations: first the tests without a mutation, then with each mutation."""
 
 import queue
 import shutil
@@ -17,28 +17,28 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 FAR = 6.0
-"""So many times as long as without a mutation the tests may take before they count as hanging."""
+"""Time limit of tests with a mutation, as a multiple of their time without a mutation."""
 LEAST = 30.0
-"""Seconds that they have in any case."""
+"""Minimum time limit of tests with a mutation, in seconds."""
 LONGEST = 300.0
-"""Seconds for tests without a mutation."""
+"""Time limit of tests without a mutation, in seconds."""
 _FAILED, _PASSED = 1, 0
 
 
 class Verdict(StrEnum):
-    """What became of a mutation."""
+    """The result of a mutation."""
 
     CAUGHT = "caught"
-    """A test failed with it, twice, and passed without it."""
+    """A test failed twice with the mutation, and passed without it."""
     HANGS = "hangs"
-    """As `CAUGHT`; the tests did not end in many times what they take without it."""
+    """As `CAUGHT`, but the tests exceeded their time limit instead of failing."""
     SURVIVED = "SURVIVED"
     LUCK = "BY LUCK"
-    """A test failed with it, and passed with it or failed without it when it was run again."""
+    """A test failed with the mutation, but when repeated it passed, or failed without it."""
     BROKEN = "BROKEN"
-    """The tests could not begin with it: it proves nothing."""
+    """The tests could not start with the mutation, which therefore proves nothing."""
     UNFIT = "UNFIT"
-    """The tests fail without it: they prove nothing."""
+    """The tests fail without the mutation, and therefore prove nothing."""
 
 
 GOOD = (Verdict.CAUGHT, Verdict.HANGS)
@@ -46,23 +46,26 @@ GOOD = (Verdict.CAUGHT, Verdict.HANGS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One mutation and what became of it."""
+    """A mutation and its result."""
 
     mutation: Mutation
     verdict: Verdict
     by: str
-    """The ID of the test that failed; else what the tests last said."""
+    """The ID of the test that failed, or the last line of output if no test failed."""
     seconds: float
 
 
 def to_be_confirmed(first: Run) -> bool:
-    """Whether a run says that the mutation was noticed. Pure."""
+    """Return whether a run detected the mutation, so that it must be confirmed. Pure."""
     return first.code is None or (first.code == _FAILED and first.test is not None)
 
 
 def judge(first: Run, again: Run | None, without: Run | None) -> Verdict:
-    """Pure. Of what is to be confirmed: the test that failed, or all if they hung, run `again` with
-    the mutation and then `without` it."""
+    """Return the verdict on a mutation. Pure.
+
+    `again`, `without`: repetitions with and without the mutation, of the test that failed, or of
+    all tests if they hung. None: no repetition was needed.
+    """
     if again is None or without is None:
         return Verdict.SURVIVED if first.code == _PASSED else Verdict.BROKEN
     if again.code != first.code or without.code != _PASSED:
@@ -71,7 +74,7 @@ def judge(first: Run, again: Run | None, without: Run | None) -> Verdict:
 
 
 def limit_for(unmutated: Run) -> float:
-    """Seconds after which tests with a mutation count as hanging. Pure."""
+    """Return the time limit of tests with a mutation, in seconds. Pure."""
     return max(LEAST, FAR * unmutated.seconds)
 
 
@@ -79,9 +82,10 @@ def try_all(
     table: Sequence[Mutation], root: Path, processes: int, tell: Callable[[str], None],
     done: Callable[[Outcome], None],
 ) -> list[Outcome]:  # fmt: skip
-    """Try each mutation; `done` is called with each as it ends. In the table's order.
+    """Try each mutation. Returns the results in the table's order.
 
-    Raises OutOfDate, WrongCode. Nothing is left behind, also after KeyboardInterrupt.
+    `done` is called with each result as soon as it is known. Raises OutOfDate, WrongCode. Leaves no
+    process or file behind, even after KeyboardInterrupt.
     """
     folder = Path(tempfile.mkdtemp(prefix="vmckpt-mut-"))
     try:
@@ -102,7 +106,7 @@ def _each(
     copies: Sequence[Copy], things: Iterable[T], work: Callable[[Copy, T], U],
     done: Callable[[U], None],
 ) -> list[U]:  # fmt: skip
-    """Do that with all of them, as many at a time as there are copies."""
+    """Call `work` for each thing, concurrently in all copies. Returns the results."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
@@ -130,7 +134,7 @@ def _each(
 
 
 def _unmutated(copy: Copy, suite: Suite) -> tuple[Suite, Run]:
-    """Twice, if need be: on a busy machine a test may wait in vain."""
+    """Run a suite without a mutation, twice if it fails: on a busy machine, a test may time out."""
     run = copy.run(suite, LONGEST)
     return suite, run if run.code == _PASSED else copy.run(suite, LONGEST)
 

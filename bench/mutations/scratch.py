@@ -1,7 +1,7 @@
-"""A copy of the tree in which lines are broken, and the tests that run in it.
+"""Copies of the tree in which lines are broken and tests run.
 
-The checkout is only read. Everything is below one temporary directory and every process that a test
-starts, also one that leaves its session, is found by a mark in its environment and ended.
+The checkout is only read. All files are in a temporary directory. Every process that a test starts,
+even a process that leaves the session, is found by a mark in its environment and killed.
 """
 
 import json
@@ -23,17 +23,17 @@ from bench.mutations.mutation import Mutation, Suite
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 MARK = "VMCKPT_MUTATION"
-"""In the environment of everything that a test starts."""
+"""Environment variable of all processes that a test starts."""
 _GRACE = 5.0
-"""Seconds that an interrupted pytest has for its fixtures to clean up."""
+"""Seconds in which the fixtures of an interrupted pytest may clean up."""
 _OPTIONS = (
-    # Property tests may miss with other examples what they find with these: none counts.
+    # Property tests do not count: with other examples, they may miss the mutation.
     "-m", "not hypothesis", "-p", "no:cacheprovider", "-p", "watcher", "-x", "-q", "--no-header",
 )  # fmt: skip
 
 
 class Interrupted(Exception):
-    """The runner is to stop."""
+    """The runner must stop."""
 
 
 class WrongCode(Exception):
@@ -42,38 +42,38 @@ class WrongCode(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """How one run of pytest ended."""
+    """The result of a run of pytest."""
 
     code: int | None
-    """Its exit code; None: it had not ended in time."""
+    """The exit code; None if the run exceeded its time limit."""
     test: str | None
-    """The test that failed first; of a run without an end the one that ran last."""
+    """The first test that failed, or the last test that ran before the time limit."""
     seconds: float
     output: str
 
 
 class Copy:
-    """One copy of the tree, used by one thread at a time."""
+    """A copy of the tree, used by one thread at a time."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        """`root`: the checkout; `folder`: is made. Raises OSError."""
+        """`root`: the checkout. `folder`: a directory that is created. Raises OSError."""
         self._tree, self._temporary, self._plugin = folder / "tree", folder / "t", folder / "plugin"
         self._notes, self._output = folder / "notes", folder / "output"
         self._token = secrets.token_hex(8)
         self._stop = False
         folder.mkdir()
-        folder.chmod(0o711)  # PostgreSQL runs as a user of its own
+        folder.chmod(0o711)  # PostgreSQL runs as another user
         self._plugin.mkdir()
         shutil.copy(watcher.__file__, self._plugin / "watcher.py")
         shutil.copytree(root, self._tree, ignore=shutil.ignore_patterns(".*", "__pycache__"))
 
     def stop(self) -> None:
-        """End the run under way; every later one raises Interrupted. For another thread."""
+        """Interrupt the current run; later runs raise Interrupted. Called by another thread."""
         self._stop = True
 
     @contextmanager
     def broken(self, mutation: Mutation) -> Iterator[None]:
-        """The line is broken as long as the block lasts. Raises OutOfDate."""
+        """Apply a mutation while the block runs. Raises OutOfDate."""
         path = self._tree / mutation.file
         text = path.read_text()
         self._write(path, mutation.applied(text))
@@ -84,13 +84,13 @@ class Copy:
 
     @staticmethod
     def _write(path: Path, text: str) -> None:
-        # Compiled code is known by size and second alone, and may be of the version before.
+        # Python identifies compiled code only by size and second, so it may be outdated.
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             compiled.unlink()
         path.write_text(text)
 
     def run(self, suite: Suite, limit: float, *, only: str | None = None) -> Run:
-        """Run tests for at most `limit` seconds; `only`: one of them by its ID.
+        """Run tests for at most `limit` seconds. `only`: the ID of a single test.
 
         Raises Interrupted, WrongCode.
         """
@@ -119,7 +119,7 @@ class Copy:
 
     def _environment(self) -> dict[str, str]:
         more = {
-            # Also for what tests start elsewhere: the checkout is installed in this Python.
+            # For processes in other directories too: this Python has the checkout installed.
             "PYTHONPATH": f"{self._tree}:{self._plugin}", "TMPDIR": str(self._temporary),
             "VMCKPT_WATCHER_FILE": str(self._notes), "VMCKPT_WATCHER_COPY": str(self._tree),
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self._temporary / "hypothesis"),
@@ -136,7 +136,7 @@ class Copy:
         return None
 
     def _clear(self, process: subprocess.Popen[bytes]) -> None:
-        """Leave no process and no file of a run."""
+        """Remove all processes and files of a run."""
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
@@ -160,11 +160,11 @@ class Copy:
 
 
 def _end_marked(mark: bytes) -> bool:
-    """Kill all processes with that in their environment; whether there were any."""
+    """Kill all processes with a mark in their environment. Returns whether there were any."""
     found = False
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError), HeldProcess(int(folder.name)) as process:
-            # Read while it is held, so that no later process of that number is meant.
+            # Read while the process is held, so that a later process cannot have its ID.
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 found = True
                 process.kill()

@@ -1,4 +1,4 @@
-"""The table of mutations, put together from its parts."""
+"""The complete table of mutations."""
 
 from bench.mutations.mutation import Mutation
 from bench.mutations.table_epochs import EPOCHS

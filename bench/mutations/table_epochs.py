@@ -1,4 +1,4 @@
-"""Mutations of what makes an epoch one moment: output, order, line, memory."""
+"""Mutations of the code that makes an epoch consistent: output, order, connection, memory."""
 
 from bench.mutations.mutation import Area, Mutation, unit
 
@@ -21,7 +21,7 @@ _OUTPUT_ORDER = (
         old="            parts.lease_holder.check()\n            parts.buffers.release()",
         new="            parts.buffers.release()",
         suite=_PRIMARY,
-        breaks="A host that lost the lease still lets output out.",
+        breaks="A host that has lost the lease still releases output.",
     ),
     Mutation(
         name="output-before-acknowledgement", area=Area.OUTPUT_ORDER,
@@ -30,7 +30,7 @@ _OUTPUT_ORDER = (
         "        self._committed(flight)\n",
         new="            meanwhile=lambda: self._committed(flight),\n        )  # fmt: skip\n",
         suite=_PRIMARY,
-        breaks="What was acknowledged to the outside is forgotten by a failover.",
+        breaks="A failover loses data that was acknowledged to clients.",
     ),
     Mutation(
         name="plugged-before-the-first-look", area=Area.OUTPUT_ORDER,
@@ -38,7 +38,7 @@ _OUTPUT_ORDER = (
         old="        if self._known is None:",
         new="        if not self._file.exists():",
         suite=unit("agent/replication/devices"),
-        breaks="A card that came while the standby was made sends what no epoch has.",
+        breaks="A card plugged in while the standby is created sends output that is in no epoch.",
     ),
     Mutation(
         name="any-acknowledgement-counts", area=Area.OUTPUT_ORDER,
@@ -46,7 +46,7 @@ _OUTPUT_ORDER = (
         old="        if isinstance(found, Ack) and found.epoch == number:",
         new="        if isinstance(found, Ack):",
         suite=unit("replication/primary/loop_awaiting"),
-        breaks="The output of an epoch gets out by the acknowledgement of another one.",
+        breaks="The acknowledgement of another epoch releases an epoch's output.",
     ),
     Mutation(
         name="alone-before-invalid", area=Area.OUTPUT_ORDER,
@@ -54,7 +54,7 @@ _OUTPUT_ORDER = (
         old="        try:\n            parts.lease_holder.invalidate()\n",
         new="        self._let_out()\n        try:\n            parts.lease_holder.invalidate()\n",
         suite=_PRIMARY,
-        breaks="Output gets out that a standby which may still take over has never seen.",
+        breaks="Output is released that a standby, which may still take over, does not have.",
     ),
     Mutation(
         name="alone-though-not-noted", area=Area.OUTPUT_ORDER,
@@ -62,7 +62,7 @@ _OUTPUT_ORDER = (
         old='cannot be recorded as invalid: {exc}")\n            return False\n',
         new='cannot be recorded as invalid: {exc}")\n',
         suite=_PRIMARY,
-        breaks="Output gets out although the lease store never heard that the standby is behind.",
+        breaks="Output is released before the lease store records that the standby is invalid.",
     ),
     Mutation(
         name="alone-without-leave", area=Area.OUTPUT_ORDER,
@@ -78,7 +78,7 @@ _OUTPUT_ORDER = (
         old="self._asked is not None and secrets.compare_digest(name, self._asked)",
         new="self._asked is not None",
         suite=unit("replication/primary/solo_permission"),
-        breaks="Permission that was given for an earlier wait lets output out in a later one.",
+        breaks="A permission for an earlier request releases output during a later request.",
     ),
     Mutation(
         name="missing-filter-ignored", area=Area.OUTPUT_ORDER,
@@ -86,7 +86,7 @@ _OUTPUT_ORDER = (
         old="        if not (self._held or self._parts.unprotected):",
         new="        if self._held and self._parts.unprotected:",
         suite=_ALONE,
-        breaks="A new agent lets output out while the standby may still take over.",
+        breaks="A new agent releases output while the standby may still take over.",
     ),
     Mutation(
         name="first-copy-keeps-standby-valid", area=Area.OUTPUT_ORDER,
@@ -95,7 +95,7 @@ _OUTPUT_ORDER = (
         "        self._parts.guest.note_unprotected(True)",
         new="        self._parts.guest.note_unprotected(True)",
         suite=_PRIMARY,
-        breaks="A standby that is copied anew may take over half-copied.",
+        breaks="A standby may take over before its new copy is complete.",
     ),
     Mutation(
         name="backup-acknowledges-first", area=Area.OUTPUT_ORDER,
@@ -115,14 +115,14 @@ _OUTPUT_ORDER = (
         "        self._switch(Kind.COLLECTING, on=False)\n"
         "        self._switch(Kind.HOLDING, on=False)\n",
         suite=_BUFFERS,
-        breaks="The output of the open epoch gets out with that of the committed one.",
+        breaks="The output of the open epoch is released with that of the committed epoch.",
     ),
     Mutation(
         name="released-filter-stays-open", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/network_buffer.py",
         old=_RELEASE + "        self._switch(Kind.HOLDING, on=True)\n", new=_RELEASE,
         suite=_BUFFERS,
-        breaks="All output after the first released epoch gets out at once.",
+        breaks="After the first released epoch, all output is sent at once.",
     ),
     Mutation(
         name="attached-filter-stays-open", area=Area.OUTPUT_ORDER,
@@ -130,7 +130,7 @@ _OUTPUT_ORDER = (
         old="        self._switch(Kind.HOLDING, on=True)\n        self._waits, self._there",
         new="        self._waits, self._there",
         suite=unit("agent/replication/primary"),
-        breaks="After an agent that died in the middle of a release nothing is held.",
+        breaks="If an agent dies during a release, output is no longer buffered.",
     ),
     Mutation(
         name="filters-begin-open", area=Area.OUTPUT_ORDER,
@@ -138,7 +138,7 @@ _OUTPUT_ORDER = (
         old="            self._add_buffer(Filter(Kind.HOLDING, card), on=True)",
         new="            self._add_buffer(Filter(Kind.HOLDING, card), on=False)",
         suite=_BUFFERS,
-        breaks="What the first epoch sends gets out before it is committed.",
+        breaks="The output of the first epoch is sent before the epoch is committed.",
     ),
     Mutation(
         name="ended-before-invalid", area=Area.OUTPUT_ORDER,
@@ -147,7 +147,7 @@ _OUTPUT_ORDER = (
         new="        network_buffer.remove(monitor, folder)\n"
         "        lease_holder.invalidate()\n    else:\n",
         suite=unit("agent/replication/teardown"),
-        breaks="The end of a protection lets output out while the standby may take over.",
+        breaks="The end of a protection releases output while the standby may still take over.",
     ),
     Mutation(
         name="filters-removed-when-gone", area=Area.OUTPUT_ORDER,
@@ -155,7 +155,7 @@ _OUTPUT_ORDER = (
         old="    if alone:\n        network_buffer.remove(monitor, folder)",
         new="    if not held:\n        network_buffer.remove(monitor, folder)",
         suite=unit("agent/replication/primary"),
-        breaks="Where one card's filter is gone a new agent lets out what the others hold.",
+        breaks="If one card's filter is missing, a new agent releases the other cards' output.",
     ),
     Mutation(
         name="sink-stays-open", area=Area.OUTPUT_ORDER,
@@ -164,13 +164,13 @@ _OUTPUT_ORDER = (
         "        self._switch(Kind.COLLECTING, on=False)",
         new="        self._switch(Kind.COLLECTING, on=False)",
         suite=_TIMER,
-        breaks="Where no agent is left QEMU's timer lets out what waits.",
+        breaks="Without an agent, QEMU's timer releases buffered output.",
     ),
     Mutation(
         name="buffers-not-replaced-in-time", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/network_filters.py",
         old="    return now - armed >= interval / _SHARE", new="    return now - armed >= interval",
-        suite=_TIMER, breaks="QEMU's timer lets out what waits for longer than an hour.",
+        suite=_TIMER, breaks="QEMU's timer releases output after an hour.",
     ),
     Mutation(
         name="mixed-epochs-released", area=Area.OUTPUT_ORDER,
@@ -178,21 +178,21 @@ _OUTPUT_ORDER = (
         old="        self._see_timer()\n        if self._mixed:\n            return\n",
         new="        self._see_timer()\n",
         suite=_TIMER,
-        breaks="After an agent that hung for an hour output of the open epoch gets out.",
+        breaks="If an agent hangs for an hour, the output of the open epoch is released.",
     ),
     Mutation(
         name="new-card-keeps-its-link", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/new_nics.py",
         old="            if not self._holds:", new="            if self._holds:",
         suite=unit("agent/replication/devices"),
-        breaks="A card that is plugged in sends while the standby may take over.",
+        breaks="A card that is plugged in sends output while the standby may still take over.",
     ),
     Mutation(
         name="replugged-epoch-is-sealed", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/loop.py",
         old="            if not parts.devices.still():", new="            if False:",
         suite=_PLUGGED,
-        breaks="The standby gets the state of a device that it has not, and cannot load it.",
+        breaks="The standby receives the state of a device that it lacks, and cannot load it.",
     ),
     Mutation(
         name="invalid-before-filters-are-gone", area=Area.OUTPUT_ORDER,
@@ -221,7 +221,7 @@ _EPOCHS = (
         old="            barrier(self.mark)\n            found = comparing.result()",
         new="            found = comparing.result()\n            barrier(self.mark)",
         suite=_STANDSTILL,
-        breaks="Disks and output of an epoch are of a later moment than its device state.",
+        breaks="The disks and output of an epoch are from a later moment than its device state.",
     ),
     Mutation(
         name="resumed-guest-is-captured", area=Area.EPOCHS,
@@ -229,7 +229,7 @@ _EPOCHS = (
         old="            self._must_stand()\n",
         new="",
         suite=_STANDSTILL,
-        breaks="An epoch is committed whose memory is newer than its devices.",
+        breaks="An epoch is committed whose memory is newer than its device state.",
     ),
     Mutation(
         name="runs-before-migration-ended", area=Area.EPOCHS,
@@ -237,7 +237,7 @@ _EPOCHS = (
         old='(state := self._monitor.run_state()) != "postmigrate"',
         new='not (state := self._monitor.run_state()).endswith("migrate")',
         suite=_STANDSTILL,
-        breaks="QEMU is let run in the middle of a migration's end, which may crash it.",
+        breaks="QEMU is resumed while a migration is still ending, which may crash QEMU.",
     ),
     Mutation(
         name="discarded-changes-are-lost", area=Area.EPOCHS,
@@ -252,14 +252,14 @@ _EPOCHS = (
         old="True if len(theirs) != count else ours != theirs",
         new="len(theirs) != count",
         suite=_PRIMARY,
-        breaks="Pages that did not arrive are sent as differences to what is not there.",
+        breaks="Pages that did not arrive are sent as differences from missing pages.",
     ),
     Mutation(
         name="writes-without-log", area=Area.EPOCHS, file="vmckpt/replication/primary/loop.py",
         old="            if (why := log.failed()) is not None:",
         new="            if (why := log.failed()) is not None and not self._held:",
         suite=_PRIMARY,
-        breaks="An epoch is sealed whose disk writes are not all in it.",
+        breaks="An epoch is completed without all of its disk writes.",
     ),
     Mutation(
         name="seal-without-digest", area=Area.EPOCHS,
@@ -267,7 +267,7 @@ _EPOCHS = (
         old="        if seal.digest != self._tally.digest():",
         new="        if not seal.digest:",
         suite=_ORDER,
-        breaks="An epoch is committed that is not what the primary sent.",
+        breaks="An epoch is committed that differs from what the primary sent.",
     ),
     Mutation(
         name="seal-on-another-base", area=Area.EPOCHS,
@@ -275,14 +275,14 @@ _EPOCHS = (
         old="        if seal.base != self.committed:",
         new="        if seal.base > self.committed:",
         suite=_ORDER,
-        breaks="An epoch is applied to another one than it is a difference to.",
+        breaks="An epoch is applied to a different epoch from the epoch that it is based on.",
     ),
     Mutation(
         name="seal-without-count", area=Area.EPOCHS, file="vmckpt/replication/protocol/messages.py",
         old="        if seal.messages != self._tally.count:",
         new="        if seal.messages < self._tally.count:",
         suite=_ORDER,
-        breaks="An epoch is committed of which a part is missing.",
+        breaks="An incomplete epoch is committed.",
     ),
     Mutation(
         name="replayed-epoch-counts", area=Area.EPOCHS,
@@ -290,7 +290,7 @@ _EPOCHS = (
         old="        if epoch <= self.committed:",
         new="        if epoch < self.committed:",
         suite=_ORDER,
-        breaks="A primary that was replaced commits its epoch over the newer one.",
+        breaks="A former primary overwrites a newer epoch with its own.",
     ),
     Mutation(
         name="other-standbys-epoch", area=Area.EPOCHS,
@@ -298,7 +298,7 @@ _EPOCHS = (
         old="            if record.standby != self._standby:",
         new="            if not record.standby:",
         suite=unit("replication/backup/epoch_stage"),
-        breaks="A standby that was started anew counts as having what the last one had.",
+        breaks="A restarted standby is assumed to have the data of the previous standby.",
     ),
     Mutation(
         name="spoiled-epoch-is-applied", area=Area.EPOCHS,
@@ -306,7 +306,7 @@ _EPOCHS = (
         old="        if not all(kept):",
         new="        if not any(kept):",
         suite=unit("replication/backup/epoch_stage"),
-        breaks="A standby is given memory or disk writes that are not as they were committed.",
+        breaks="A standby loads memory or disk writes that differ from the committed data.",
     ),
     Mutation(
         name="applied-before-it-is", area=Area.EPOCHS,
@@ -316,7 +316,7 @@ _EPOCHS = (
         new="            redo_log.mark_applied(self._folder / _RECORD)\n"
         "            redo_log.put_writes(self._log, self._record.writes.length, self._disks)",
         suite=unit("replication/backup/epoch_stage_crashes", keyword="killed"),
-        breaks="A backup that dies while it applies an epoch leaves half of it for whole.",
+        breaks="If a backup dies while it applies an epoch, the epoch counts as applied.",
     ),
     Mutation(
         name="first-copy-is-not-flushed", area=Area.EPOCHS,
@@ -324,7 +324,7 @@ _EPOCHS = (
         old="                if self._record is None:\n                    for disk",
         new="                if self._record is not None:\n                    for disk",
         suite=unit("replication/backup/epoch_stage", "replication/backup/epoch_stage_crashes"),
-        breaks="A loss of power takes what the first copy brought, and nothing notices.",
+        breaks="A power cut loses data of the first copy, and this is not detected.",
     ),
 )  # fmt: skip
 
@@ -335,7 +335,7 @@ _CONNECTION = (
         old="        if made.getpeercert(binary_form=True) != wanted:",
         new="        if made.getpeercert(binary_form=True) == b\"\":",
         suite=unit("replication/protocol/connection"),
-        breaks="A certificate that the session's signed is taken for the session's.",
+        breaks="A certificate signed by the session's certificate is accepted instead of it.",
     ),
     Mutation(
         name="certificate-not-verified", area=Area.CONNECTION,
@@ -343,14 +343,14 @@ _CONNECTION = (
         old="    context.verify_mode = ssl.CERT_REQUIRED",
         new="    context.verify_mode = ssl.CERT_NONE",
         suite=unit("replication/protocol/connection"),
-        breaks="A caller without any certificate reaches the standby's agent.",
+        breaks="A client without a certificate can connect to the standby's agent.",
     ),
     Mutation(
         name="old-protocol", area=Area.CONNECTION, file="vmckpt/replication/protocol/connection.py",
         old="    context.minimum_version = ssl.TLSVersion.TLSv1_3",
         new="    context.minimum_version = ssl.TLSVersion.TLSv1_2",
         suite=unit("replication/protocol/connection"),
-        breaks="An attacker in between may negotiate an older TLS.",
+        breaks="A man in the middle can negotiate an older version of TLS.",
     ),
     Mutation(
         name="frame-without-token", area=Area.CONNECTION,
@@ -358,7 +358,7 @@ _CONNECTION = (
         old="(token == self._token if isinstance(self._token, int) else self._token(token))",
         new="(token == self._token if isinstance(self._token, int) else token)",
         suite=unit("replication/protocol/connection", "replication/protocol/framing"),
-        breaks="An agent that has been replaced is still listened to.",
+        breaks="Messages from an agent that was replaced are still accepted.",
     ),
     Mutation(
         name="frame-without-digest", area=Area.CONNECTION,
@@ -382,7 +382,7 @@ _CONNECTION = (
         old="            with suppress(OSError):  # a peer that has disconnected",
         new="            with suppress(BlockingIOError):  # a peer that has disconnected",
         suite=unit("replication/protocol/connection", keyword="hang_up_at_once"),
-        breaks="Callers that hang up at once keep the primary from its standby.",
+        breaks="Clients that disconnect at once prevent the primary from reaching its standby.",
     ),
     Mutation(
         name="idle-callers-are-kept", area=Area.CONNECTION,
@@ -390,7 +390,7 @@ _CONNECTION = (
         old="        if len(self._since) > _AT_ONCE:",
         new="        if len(self._since) > 1 << 20:",
         suite=unit("replication/protocol/connection"),
-        breaks="Callers that say nothing use up the agent's files.",
+        breaks="Silent clients exhaust the agent's file descriptors.",
     ),
 )  # fmt: skip
 
@@ -401,7 +401,7 @@ _PAGE_COMPARISON = (
         old="        stop = min(start + _STRETCH, end)",
         new="        stop = min(start + _STRETCH - 1, end)",
         suite=_COMPARE,
-        breaks="Each 64th page of a guest's memory stays as it was.",
+        breaks="Changes of every 64th page of a guest's memory are not sent.",
     ),
     Mutation(
         name="last-page-of-task", area=Area.PAGE_COMPARISON,
@@ -409,7 +409,7 @@ _PAGE_COMPARISON = (
         old="            yield start, min(start + _TASK, last)",
         new="            yield start, min(start + _TASK - 1, last)",
         suite=_COMPARE,
-        breaks="Each 2048th page of a guest's memory stays as it was.",
+        breaks="Changes of every 2048th page of a guest's memory are not sent.",
     ),
     Mutation(
         name="last-byte-of-stretch", area=Area.PAGE_COMPARISON,
@@ -417,7 +417,7 @@ _PAGE_COMPARISON = (
         old="offset, length = start * PAGE, (stop - start) * PAGE",
         new="offset, length = start * PAGE, (stop - start) * PAGE - 1",
         suite=_COMPARE,
-        breaks="A change of a stretch's last byte is not seen.",
+        breaks="A change of the last byte of a stretch is not detected.",
     ),
     Mutation(
         name="first-word-of-page", area=Area.PAGE_COMPARISON,
@@ -425,7 +425,7 @@ _PAGE_COMPARISON = (
         old="(live.pages[start:stop] != last.pages[start:stop]).any(axis=1)",
         new="(live.pages[start:stop] != last.pages[start:stop])[:, 0]",
         suite=_COMPARE,
-        breaks="A change behind the first eight bytes of a page is not seen.",
+        breaks="A change after the first eight bytes of a page is not detected.",
     ),
     Mutation(
         name="new-pages-are-missed", area=Area.PAGE_COMPARISON,
@@ -433,7 +433,7 @@ _PAGE_COMPARISON = (
         old="    work += _submit(live, last, pool, held & ~begun)\n",
         new="",
         suite=_COMPARE,
-        breaks="Pages that were written for the first time are not compared.",
+        breaks="Pages that are written for the first time are not compared.",
     ),
     Mutation(
         name="freed-pages-stay", area=Area.PAGE_COMPARISON,
@@ -441,7 +441,7 @@ _PAGE_COMPARISON = (
         old="    gone = np.flatnonzero(last.written & ~held & ~begun)",
         new="    gone = np.flatnonzero(last.written & ~last.written)",
         suite=_COMPARE,
-        breaks="Pages that the guest gave back keep their old content in the copy.",
+        breaks="Pages that the guest has freed keep their old contents in the copy.",
     ),
     Mutation(
         name="epoch-misses-new-pages", area=Area.PAGE_COMPARISON,
@@ -449,7 +449,7 @@ _PAGE_COMPARISON = (
         old="        more = held & ~expected",
         new="        more = expected & ~expected",
         suite=_COMPARE,
-        breaks="An epoch lacks the pages that were first written while it was prepared.",
+        breaks="An epoch lacks the pages that were first written while the epoch was prepared.",
     ),
     Mutation(
         name="epoch-misses-freed-pages", area=Area.PAGE_COMPARISON,
@@ -457,7 +457,7 @@ _PAGE_COMPARISON = (
         old="        gone = np.flatnonzero(last.written & ~held & ~expected)",
         new="        gone = np.flatnonzero(last.written & held & ~held)",
         suite=_COMPARE,
-        breaks="A page that became a hole keeps its old content in the standby.",
+        breaks="A page that became a hole keeps its old contents in the standby.",
     ),
     Mutation(
         name="too-many-pages-are-lost", area=Area.PAGE_COMPARISON,
@@ -465,7 +465,7 @@ _PAGE_COMPARISON = (
         old="    rest[one.whole] = True\n",
         new="",
         suite=unit("replication/primary/sender"),
-        breaks="Pages of a large epoch for which there was no room aside are not sent.",
+        breaks="Pages of a large epoch that did not fit into spare memory are not sent.",
     ),
 )  # fmt: skip
 

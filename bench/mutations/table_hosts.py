@@ -1,4 +1,4 @@
-"""Mutations of what is believed of hosts: fencing, preflight, processes, directories."""
+"""Mutations of the checks of hosts: fencing, preflight, process identity, directories."""
 
 from bench.mutations.mutation import Area, Mutation, unit
 
@@ -16,14 +16,14 @@ _FENCING = (
         old="        if ran.status != 0:",
         new="        if ran.status is None:",
         suite=_RULES,
-        breaks="A host counts as off although its fence device refused.",
+        breaks="A host counts as off although its fence device returned an error.",
     ),
     Mutation(
         name="unknown-power-is-off", area=Area.FENCING, file="vmckpt/model/fencing.py",
         old="        case 2:\n            return Power.OFF",
         new="        case 1 | 2:\n            return Power.OFF",
         suite=_RULES,
-        breaks="A host counts as off because its fence device cannot be asked.",
+        breaks="A host counts as off because its fence device cannot be queried.",
     ),
     Mutation(
         name="off-without-look", area=Area.FENCING, file="vmckpt/model/fencing.py",
@@ -31,7 +31,7 @@ _FENCING = (
         new="    if not tried.looks:\n        return Decision(Step.OFF)\n"
         "    if len(tried.looks) % count:\n",
         suite=_RULES,
-        breaks="A host counts as off because its fence device took the order.",
+        breaks="A host counts as off because its fence device accepted the command.",
     ),
     Mutation(
         name="reboot-option-passes", area=Area.FENCING, file="vmckpt/model/fencing.py",
@@ -59,35 +59,35 @@ _FENCING = (
         old="        if why is Proof.FENCE:\n            fenced",
         new="        if why is Proof.FENCE and fence:\n            fenced",
         suite=_ENDING,
-        breaks="The standby runs while its primary, which is only cut off, runs as well.",
+        breaks="The standby runs while its primary, which is only disconnected, is still running.",
     ),
     Mutation(
         name="lost-journal-fails-over", area=Area.FENCING, file="vmckpt/protection/stop.py",
         old="            JournalStepLog(recorder).check()",
         new="            JournalStepLog(recorder)",
         suite=_ENDING,
-        breaks="A controller that was replaced while it fenced starts a standby that is behind.",
+        breaks="A controller that was replaced while it fenced a host starts an outdated standby.",
     ),
     Mutation(
         name="heard-primary-is-silent", area=Area.FENCING, file="vmckpt/protection/host_death.py",
         old='        return self.ours.silent and (heard is None or heard > LIVES)',
         new='        return self.ours.silent',
         suite=_PROOF,
-        breaks="A host that the backup still hears is powered off unasked.",
+        breaks="A host that still sends messages to the backup is powered off without --fence.",
     ),
     Mutation(
         name="answering-primary-is-left", area=Area.FENCING, file="vmckpt/protection/host_death.py",
         old="    if runs and followed and not case.fence:",
         new="    if runs and followed and case.fence:",
         suite=_PROOF,
-        breaks="A guest is failed over although its host says that it runs.",
+        breaks="A guest is failed over although its host reports that the guest is running.",
     ),
     Mutation(
         name="word-against-evidence", area=Area.FENCING, file="vmckpt/protection/host_death.py",
         old='    if case.theirs.connected and heard is not None and heard < LIVES:',
         new='    if case.theirs.connected and heard is None:',
         suite=_PROOF,
-        breaks="A person's wrong word starts a guest whose host is heard.",
+        breaks="A false statement by the operator starts the standby of a host that is alive.",
     ),
     Mutation(
         name="fenced-for-nothing", area=Area.FENCING, file="vmckpt/protection/host_death.py",
@@ -101,7 +101,7 @@ _FENCING = (
         old='    _must_be_ready(case, f"{case.primary} is not fenced")\n    if case.alone:',
         new='    _must_be_ready(case, f"{case.primary} is not fenced")\n    if not case.primary:',
         suite=_PROOF,
-        breaks="A guest that went on alone is killed, and what it acknowledged since is lost.",
+        breaks="A guest that ran unprotected is killed, and data acknowledged since is lost.",
     ),
     Mutation(
         name="dead-outcome-ignores-alone", area=Area.FENCING,
@@ -109,14 +109,14 @@ _FENCING = (
         old='            return self.watched or not told.alone',
         new="            return True",
         suite=_PROOF,
-        breaks="A standby takes over and forgets what its guest acknowledged unprotected.",
+        breaks="A standby takes over without data that its guest acknowledged unprotected.",
     ),
     Mutation(
         name="failed-over-guest-is-primarys", area=Area.FENCING, file="vmckpt/protection/stop.py",
         old='    if theirs.outcome == ProtectionOutcome.FAILED_OVER:\n        return True',
         new='    if theirs.outcome == ProtectionOutcome.ENDED:\n        return True',
         suite=unit("protection/recovery", "protection/stop"),
-        breaks="Recovery lets out a copy that another host has taken over.",
+        breaks="Recovery releases the output of a copy although another host has taken over.",
     ),
 )  # fmt: skip
 
@@ -126,7 +126,7 @@ _PREFLIGHTS = (
         old='    if disk.cache == "unsafe" and not disk.read_only:',
         new='    if disk.cache == "unsafe" and disk.read_only:',
         suite=_PREFLIGHT,
-        breaks="A guest moves away from writes that are in its old host's memory only.",
+        breaks="A guest moves without writes that are only in the old host's memory.",
     ),
     Mutation(
         name="other-file-is-the-disk", area=Area.PREFLIGHT,
@@ -134,14 +134,14 @@ _PREFLIGHTS = (
         old="    elif same is False and not disk.read_only:",
         new="    elif same is False and disk.read_only:",
         suite=_PREFLIGHT,
-        breaks="A guest continues on a file of the same name that is another disk.",
+        breaks="A guest continues on a different disk with the same path.",
     ),
     Mutation(
         name="guest-arrives-twice", area=Area.PREFLIGHT, file="vmckpt/migration/plan/preflight.py",
         old="        elif same[1]:\n",
         new="        elif same[1] and not other.state.is_active:\n",
         suite=_PREFLIGHT,
-        breaks="A guest moves to a host on which a copy of it runs.",
+        breaks="A guest moves to a host on which another copy of it is running.",
     ),
     Mutation(
         name="storage-proven-by-half", area=Area.PREFLIGHT,
@@ -149,49 +149,49 @@ _PREFLIGHTS = (
         old="        and all(facts.same_file.get(path) is True for path in disk.below)",
         new="        and all(facts.same_file.get(path) is not False for path in disk.below)",
         suite=_PREFLIGHT,
-        breaks="libvirt skips its check of disks of which nothing is known.",
+        breaks="libvirt's check is skipped for disks about which nothing is known.",
     ),
     Mutation(
         name="shared-disk-protected", area=Area.PREFLIGHT, file="vmckpt/protection/preflight.py",
         old='        if disk["shareable"]:',
         new='        if disk["shareable"] and disk["node"] is None:',
         suite=_PROTECT,
-        breaks="A failover takes back what other guests saw on a shared disk.",
+        breaks="A failover reverts writes to a shared disk that other guests have read.",
     ),
     Mutation(
         name="outside-state-protected", area=Area.PREFLIGHT, file="vmckpt/protection/preflight.py",
         old="    for kind in sorted(set(seen.devices) & set(_OUTSIDE)):",
         new='    for kind in sorted(set(seen.devices) & {"hostdev"}):',
         suite=_PROTECT,
-        breaks="A guest continues without the state of a device that no epoch has.",
+        breaks="A guest continues without the state of a device that is in no epoch.",
     ),
     Mutation(
         name="other-qemu-protected", area=Area.PREFLIGHT, file="vmckpt/protection/preflight.py",
         old="    if ours != theirs:",
         new="    if ours[0] != theirs[0]:",
         suite=_PROTECT,
-        breaks="A failover loads device state that another version of QEMU wrote.",
+        breaks="A failover loads device state written by a different version of QEMU.",
     ),
     Mutation(
         name="automatic-without-proof", area=Area.PREFLIGHT, file="vmckpt/protection/preflight.py",
         old="    if seen.automatic and not seen.has_lease and seen.fence is None:",
         new="    if seen.automatic and seen.has_lease and seen.fence is None:",
         suite=_PROTECT,
-        breaks="A failover is promised that nothing could ever make sure of.",
+        breaks="Automatic failover is accepted although no mechanism can ensure that it is safe.",
     ),
     Mutation(
         name="standby-on-own-host", area=Area.PREFLIGHT, file="vmckpt/protection/preflight.py",
         old="    if seen.primary == seen.backup:",
         new="    if seen.primary == seen.guest:",
         suite=_PROTECT,
-        breaks="A guest is protected by the host that it is protected from.",
+        breaks="A guest is protected with a standby on its own host.",
     ),
     Mutation(
         name="name-taken-on-backup", area=Area.PREFLIGHT, file="vmckpt/protection/preflight.py",
         old="    elif seen.name_taken:",
         new="    elif seen.name_taken and seen.taken:",
         suite=_PROTECT,
-        breaks="A standby is made where another guest has the name or UUID.",
+        breaks="A standby is created on a host where another guest has the same name or UUID.",
     ),
 )  # fmt: skip
 
@@ -202,7 +202,7 @@ _PROCESS_IDENTITY = (
         old="    if known.user is not None and seen.users != {known.user}:",
         new="    if known.user is not None and not seen.users:",
         suite=_IDENTITY,
-        breaks="A process of another user is given the guest's memory.",
+        breaks="A process of another user receives the guest's memory.",
     ),
     Mutation(
         name="one-of-its-users-is-enough", area=Area.PROCESS_IDENTITY,
@@ -210,7 +210,7 @@ _PROCESS_IDENTITY = (
         old="    if known.user is not None and seen.users != {known.user}:",
         new="    if known.user is not None and known.user not in seen.users:",
         suite=_IDENTITY,
-        breaks="A setuid program that a local user started is taken for QEMU.",
+        breaks="A setuid program started by a local user is mistaken for QEMU.",
     ),
     Mutation(
         name="any-program-is-qemu", area=Area.PROCESS_IDENTITY,
@@ -218,7 +218,7 @@ _PROCESS_IDENTITY = (
         old='    if executable != known.emulator and not Path(executable).name.startswith("qemu"):',
         new="    if not executable:",
         suite=_IDENTITY,
-        breaks="Another program with QEMU's old process ID is taken for it and killed.",
+        breaks="Another program with QEMU's former process ID is mistaken for QEMU and killed.",
     ),
     Mutation(
         name="other-guest-is-it", area=Area.PROCESS_IDENTITY,
@@ -226,7 +226,7 @@ _PROCESS_IDENTITY = (
         old="    if not _names(seen.command, known.guest):",
         new="    if not seen.command:",
         suite=_IDENTITY,
-        breaks="Another guest's QEMU is taken for this guest's.",
+        breaks="Another guest's QEMU is mistaken for this guest's.",
     ),
     Mutation(
         name="no-monitor-is-held", area=Area.PROCESS_IDENTITY,
@@ -234,7 +234,7 @@ _PROCESS_IDENTITY = (
         old="    if known.monitor not in seen.sockets:",
         new="    if known.monitor == \"\":",
         suite=_IDENTITY,
-        breaks="A process is taken for QEMU that libvirt does not talk to.",
+        breaks="A process to which libvirt is not connected is mistaken for QEMU.",
     ),
     Mutation(
         name="no-user-means-any", area=Area.PROCESS_IDENTITY,
@@ -242,7 +242,7 @@ _PROCESS_IDENTITY = (
         old="        trusted = known.user is not None or seen.users <= _trusted()",
         new="        trusted = known.user is None or seen.users <= _trusted()",
         suite=_IDENTITY,
-        breaks="Where libvirt records no user any user's process can be QEMU.",
+        breaks="If libvirt records no user, a process of any user is accepted as QEMU.",
     ),
     Mutation(
         name="two-processes-are-one", area=Area.PROCESS_IDENTITY,
@@ -250,7 +250,7 @@ _PROCESS_IDENTITY = (
         old="    if len(found) == 1 and not strays:",
         new="    if found:",
         suite=_IDENTITY,
-        breaks="Of two processes that can be the guest one is acted on and the other runs on.",
+        breaks="If two processes may be the guest, vmckpt acts on only one of them.",
     ),
     Mutation(
         name="stray-is-no-guest", area=Area.PROCESS_IDENTITY,
@@ -258,7 +258,7 @@ _PROCESS_IDENTITY = (
         old="    if not found and not strays:",
         new="    if not found:",
         suite=_IDENTITY,
-        breaks="A guest that libvirt lost counts as gone and is started elsewhere.",
+        breaks="A guest that libvirt has lost counts as gone, and is started elsewhere.",
     ),
     Mutation(
         name="imitation-hinders", area=Area.PROCESS_IDENTITY,
@@ -266,7 +266,7 @@ _PROCESS_IDENTITY = (
         old="        seen.users <= trusted\n        and Path",
         new="        not trusted.isdisjoint(seen.users)\n        and Path",
         suite=_IDENTITY,
-        breaks="A local user makes the guest unknown by a setuid program with its UUID.",
+        breaks="With a setuid program, a local user makes the state of a guest unknown.",
     ),
     Mutation(
         name="anybodys-status-file", area=Area.PROCESS_IDENTITY,
@@ -274,7 +274,7 @@ _PROCESS_IDENTITY = (
         old="        _must_be_roots(file, os.fstat(opened))\n",
         new="",
         suite=_IDENTITY,
-        breaks="A local user tells which process is the guest's QEMU.",
+        breaks="A local user determines which process counts as the guest's QEMU.",
     ),
     Mutation(
         name="status-file-by-link", area=Area.PROCESS_IDENTITY,
@@ -282,7 +282,7 @@ _PROCESS_IDENTITY = (
         old="os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC",
         new="os.O_RDONLY | os.O_CLOEXEC",
         suite=_IDENTITY,
-        breaks="A link in the place of libvirt's file is followed.",
+        breaks="A link in place of libvirt's file is followed.",
     ),
 )  # fmt: skip
 
@@ -292,7 +292,7 @@ _HOST_DIRECTORIES = (
         old="    if not is_ours(seen):\n        return",
         new="    if seen.st_uid < 0:\n        return",
         suite=_HOSTDIRS,
-        breaks="Root keeps what it executes in a local user's directory.",
+        breaks="Root keeps files that it executes in a local user's directory.",
     ),
     Mutation(
         name="link-is-a-directory", area=Area.HOST_DIRECTORIES,
@@ -300,21 +300,21 @@ _HOST_DIRECTORIES = (
         old="        seen = one.lstat()",
         new="        seen = one.stat()",
         suite=_HOSTDIRS,
-        breaks="A link leads root's files to where a local user wants them.",
+        breaks="A link directs root's files to a place that a local user chose.",
     ),
     Mutation(
         name="open-directory", area=Area.HOST_DIRECTORIES, file="vmckpt/util/host_files.py",
         old="(last or not seen.st_mode & stat.S_ISVTX)",
         new="(not last and not seen.st_mode & stat.S_ISVTX)",
         suite=_HOSTDIRS,
-        breaks="A directory is used in which everybody may exchange files.",
+        breaks="A directory is used in which every user can replace files.",
     ),
     Mutation(
         name="open-parent", area=Area.HOST_DIRECTORIES, file="vmckpt/util/host_files.py",
         old="(last or not seen.st_mode & stat.S_ISVTX)",
         new="last",
         suite=_HOSTDIRS,
-        breaks="A directory is used that everybody may exchange for another one.",
+        breaks="A directory is used that every user can replace with another directory.",
     ),
     Mutation(
         name="parents-are-not-looked-at", area=Area.HOST_DIRECTORIES,
@@ -322,7 +322,7 @@ _HOST_DIRECTORIES = (
         old="    for one in (path, *path.parents):",
         new="    for one in (path,):",
         suite=_HOSTDIRS,
-        breaks="A local user that has a parent directory exchanges what is in it.",
+        breaks="A local user that owns a parent directory replaces its contents.",
     ),
     Mutation(
         name="state-over-a-link", area=Area.HOST_DIRECTORIES,
@@ -330,7 +330,7 @@ _HOST_DIRECTORIES = (
         old="        Folder(path, only_ours=True).close()",
         new="        Folder(path.resolve(), only_ours=True).close()",
         suite=unit("attacks/local_users"),
-        breaks="A local user moves root's link to an agent's state away, and puts its own there.",
+        breaks="A local user replaces root's link to an agent's state with its own link.",
     ),
     Mutation(
         name="hidden-is-ended", area=Area.HOST_DIRECTORIES,
@@ -338,7 +338,7 @@ _HOST_DIRECTORIES = (
         old="        if exc.errno not in _ENDED:\n            process.close()",
         new="        if exc.errno < 0:\n            process.close()",
         suite=unit("hypervisor/qemu_process/identity"),
-        breaks="A guest whose QEMU cannot be looked at counts as ended, and its standby runs too.",
+        breaks="A guest whose QEMU cannot be inspected counts as ended, and its standby runs too.",
     ),
     Mutation(
         name="verified-too-late", area=Area.HOST_DIRECTORIES,
@@ -346,14 +346,14 @@ _HOST_DIRECTORIES = (
         old="        verify(path)  # before anything is created in the directory\n",
         new="    verify(path)\n",
         suite=_HOSTDIRS,
-        breaks="Root makes directories in what a local user made.",
+        breaks="Root creates directories in a local user's directory.",
     ),
     Mutation(
         name="memory-is-listed", area=Area.HOST_DIRECTORIES, file="vmckpt/util/host_directories.py",
         old="            path.mkdir(mode=0o700)",
         new="            path.mkdir(mode=0o755)",
         suite=_HOSTDIRS,
-        breaks="Local users see the copies of a guest's memory.",
+        breaks="Local users can see the copies of a guest's memory.",
     ),
     Mutation(
         name="planted-memory-is-used", area=Area.HOST_DIRECTORIES,
@@ -369,7 +369,7 @@ _HOST_DIRECTORIES = (
         old="            host_directories.verify(earlier)\n            return earlier",
         new="            return earlier",
         suite=unit("replication/session"),
-        breaks="Root acts on a session that a local user wrote.",
+        breaks="Root acts on a session file that a local user wrote.",
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Mutations of what keeps a guest from running twice: lease, the kernel's timer, takeover."""
+"""Mutations of the code that prevents two copies: lease, the kernel's timer, takeover."""
 
 from bench.mutations.mutation import Area, Mutation, unit
 
@@ -13,14 +13,14 @@ _LEASE = (
         old="        if self._warnings:",
         new="        if len(self._warnings) > 9:",
         suite=unit("lease/client_failover"),
-        breaks="An invalid standby takes over at a replica that was never told.",
+        breaks="An invalid standby takes over on a replica that lacks the record of this.",
     ),
     Mutation(
         name="given-up-and-watched", area=Area.TAKEOVER, file="vmckpt/protection/start.py",
         old="                if not gone and _judge(",
         new="                if gone and _judge(",
         suite=unit("protection/start"),
-        breaks="A standby that stayed behind takes over a guest that was shut down.",
+        breaks="A leftover standby takes over a guest that was shut down.",
     ),
     Mutation(
         name="heard-at-the-last-moment", area=Area.TAKEOVER,
@@ -28,21 +28,21 @@ _LEASE = (
         old="    _stop_agent(folder)\n    _must_be_unheard(session, folder)",
         new="    _stop_agent(folder)",
         suite=unit("agent/replication/teardown_primary"),
-        breaks="A copy is killed whose output went out.",
+        breaks="A copy whose output was released is killed.",
     ),
     Mutation(
         name="guard-ends-late", area=Area.LEASE, file="vmckpt/replication/watchdog/rules.py",
         old="    return renewed != 0 and not now <= renewed + lasts",
         new="    return renewed != 0 and not now <= renewed + 2 * lasts",
         suite=unit("replication/watchdog/process", keyword="it_chooses or nothing_that_is_wrong"),
-        breaks="The guard kills a guest only after another host may have taken over.",
+        breaks="The watchdog kills a guest only after another host may have taken over.",
     ),
     Mutation(
         name="guard-trusts-nonsense", area=Area.LEASE, file="vmckpt/replication/watchdog/rules.py",
         old="    return renewed != 0 and not now <= renewed + lasts",
         new="    return renewed != 0 and now > renewed + lasts",
         suite=unit("replication/watchdog/process", keyword="it_chooses or nothing_that_is_wrong"),
-        breaks="A page of which a value is no number never ends a lease.",
+        breaks="If a value in the page is not a number, the lease never expires.",
     ),
     Mutation(
         name="guard-sees-to-agent-first", area=Area.LEASE,
@@ -52,7 +52,7 @@ _LEASE = (
         "        return KillAgent(hangs)\n"
         "    if _has_ended(seen.renewed, seen.lasts, now):\n        return KillGuest(",
         suite=unit("replication/watchdog/process", keyword="it_chooses or nothing_that_is_wrong"),
-        breaks="A guest whose lease has ended lives on while its agent hangs.",
+        breaks="A guest whose lease has expired keeps running while its agent hangs.",
     ),
     Mutation(
         name="guard-holds-any-process", area=Area.LEASE,
@@ -60,7 +60,7 @@ _LEASE = (
         old="        if identity(process.pid) == known:",
         new="        if identity(process.pid):",
         suite=unit("replication/watchdog/process", keyword="number_of_another or is_another"),
-        breaks="The guard kills a process that got the number of another one.",
+        breaks="The watchdog kills a process that received the ID of an earlier process.",
     ),
     Mutation(
         name="guard-armed-after-valid", area=Area.LEASE,
@@ -70,7 +70,7 @@ _LEASE = (
         new="            self._client.validate(self.token)\n"
         "            self._enforce(self._renewed)",
         suite=_TENURE,
-        breaks="An agent that dies in between leaves a guest that runs twice and for good.",
+        breaks="If an agent dies between the two calls, the guest runs twice permanently.",
     ),
     Mutation(
         name="valid-without-renewal", area=Area.LEASE,
@@ -78,7 +78,7 @@ _LEASE = (
         old="            self._renew()\n            self.check()\n",
         new="            self.check()\n",
         suite=_TENURE,
-        breaks="The guard counts from a renewal that may be older than the lease.",
+        breaks="The watchdog counts from a renewal that may be older than the lease.",
     ),
     Mutation(
         name="lost-lease-goes-on", area=Area.LEASE,
@@ -86,7 +86,7 @@ _LEASE = (
         old="            if self._is_lost():\n                self._page.lose()",
         new="            if self._is_lost():",
         suite=_TENURE,
-        breaks="A guest that another host runs is killed only when its lease would have ended.",
+        breaks="A guest that another host runs is killed only when its lease would have expired.",
     ),
     Mutation(
         name="refused-agent-ends-nothing", area=Area.LEASE,
@@ -102,7 +102,7 @@ _LEASE = (
         old='self.lost = "another host holds the lease: the guest must not run here"',
         new="pass",
         suite=_TENURE,
-        breaks="An agent whose renewal is refused takes the lease for one that is not lost.",
+        breaks="An agent whose renewal is refused does not notice that the lease is lost.",
     ),
     Mutation(
         name="hung-agent-renews", area=Area.LEASE,
@@ -110,7 +110,7 @@ _LEASE = (
         old="            if self._hangs():\n                continue\n",
         new="",
         suite=_TENURE,
-        breaks="A guest that hangs in libvirt keeps its lease for ever and serves nothing.",
+        breaks="A guest that hangs in libvirt keeps its lease forever and serves no clients.",
     ),
     Mutation(
         name="change-is-not-repeated", area=Area.LEASE,
@@ -126,7 +126,7 @@ _LEASE = (
         old="        if self.token and not (self._folder / _CHANGING).exists():",
         new="        if self.token:",
         suite=_TENURE,
-        breaks="An agent that follows one that died over a change has a token of no holder.",
+        breaks="An agent whose predecessor died during a change of the token has an invalid token.",
     ),
     Mutation(
         name="handed-over-unheard", area=Area.LEASE,
@@ -134,7 +134,7 @@ _LEASE = (
         old="                except LeaseUnreachable:\n                    pass",
         new="                except LeaseUnreachable:\n                    return",
         suite=_TENURE,
-        breaks="A guest is given away although the lease store never said that it is the other's.",
+        breaks="A guest is handed over although the lease store has not confirmed the new holder.",
     ),
     Mutation(
         name="output-with-old-renewal", area=Area.LEASE,
@@ -142,7 +142,7 @@ _LEASE = (
         old="        if boottime() - self._renewed > self._lease.terms.lasts:",
         new="        if boottime() - self._renewed > 2 * self._lease.terms.lasts:",
         suite=_TENURE,
-        breaks="Output gets out after another host may have taken over.",
+        breaks="Output is released after another host may have taken over.",
     ),
     Mutation(
         name="others-wait-too-little", area=Area.LEASE, file="vmckpt/lease/terms.py",
@@ -156,63 +156,63 @@ _LEASE = (
         old="        return Seconds(self.ttl - self.margin)",
         new="        return Seconds(self.ttl)",
         suite=unit("lease/terms"),
-        breaks="The guard kills as late as another host may take over.",
+        breaks="The watchdog kills the guest no earlier than another host may take over.",
     ),
     Mutation(
         name="margin-without-drift", area=Area.LEASE, file="vmckpt/lease/terms.py",
         old="    return Seconds((late + apart) / 2)",
         new="    return Seconds(late / 2)",
         suite=unit("lease/terms"),
-        breaks="A long lease has a margin that two clocks at the limit of their drift use up.",
+        breaks="The margin of a long lease is too short for two clocks that drift apart.",
     ),
     Mutation(
         name="renewal-counts-from-answer", area=Area.LEASE, file="vmckpt/lease/client.py",
         old='        return sent if told["said"] == "done" else None',
         new='        return self._clock() if told["said"] == "done" else None',
         suite=unit("lease/client"),
-        breaks="A slow answer lets the guest run longer than the lease store believes.",
+        breaks="After a slow answer, the guest runs longer than the lease store assumes.",
     ),
     Mutation(
         name="watch-counts-other-renewals", area=Area.LEASE, file="vmckpt/lease/client.py",
         old="            self._beat, self._since = beat, self._clock()",
         new="            self._beat, self._since = beat, self._since or self._clock()",
         suite=unit("lease/client"),
-        breaks="A standby counts the time for which it saw renewals as time without any.",
+        breaks="A standby counts time in which it saw renewals as time without renewals.",
     ),
     Mutation(
         name="takeover-by-one-clock", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="greatest(waits(l), span - CASE WHEN beat = p_beat THEN p_watched ELSE 0 END)",
         new="waits(l)",
         suite=unit("lease/connection", keyword="clock_is_set_forward or has_not_watched"),
-        breaks="A lease store whose clock jumps forward lets another host in early.",
+        breaks="If the lease store's clock jumps forward, another host can take over too early.",
     ),
     Mutation(
         name="takeover-by-own-clock", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="greatest(waits(l), span - CASE WHEN beat = p_beat THEN p_watched ELSE 0 END)",
         new="greatest(0, span - CASE WHEN beat = p_beat THEN p_watched ELSE 0 END)",
         suite=unit("lease/connection", keyword="own_clock_is_ahead"),
-        breaks="A standby whose clock runs fast takes over before the lease has run out.",
+        breaks="A standby whose clock runs fast takes over before the lease has expired.",
     ),
     Mutation(
         name="takeover-by-older-renewal", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="CASE WHEN beat = p_beat THEN p_watched ELSE 0 END",
         new="p_watched",
         suite=unit("lease/connection", keyword="clock_is_set_forward"),
-        breaks="A standby that saw an older renewal takes over before the newest has run out.",
+        breaks="A standby that saw an older renewal takes over before the newest has expired.",
     ),
     Mutation(
         name="takeover-with-old-token", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="        WHEN l.token <> p_token\n",
         new="        WHEN l.token < p_token\n",
         suite=unit("lease/connection", keyword="not_valid_or_has_an_old_token"),
-        breaks="A standby that was left behind takes over.",
+        breaks="An outdated standby takes over.",
     ),
     Mutation(
         name="takeover-of-invalid-standby", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="        WHEN l.state <> 'protected' THEN 'the standby is not valid'",
         new="        WHEN l.state = 'ended' THEN 'the standby is not valid'",
         suite=unit("lease/connection", keyword="not_valid_or_has_an_old_token"),
-        breaks="A standby takes over that has no whole epoch, or that the guest went on without.",
+        breaks="A standby without a complete epoch, or of an unprotected guest, takes over.",
     ),
     Mutation(
         name="renewal-with-old-token", area=Area.LEASE, file="vmckpt/lease/schema.py",
@@ -220,21 +220,21 @@ _LEASE = (
             "     RETURNING",
         new="     WHERE role = session_user\n     RETURNING",
         suite=unit("lease/connection", keyword="silent_holder or planned_switch"),
-        breaks="A host that lost the lease renews the other's and runs on.",
+        breaks="A host that lost the lease renews the other host's, and keeps its guest running.",
     ),
     Mutation(
         name="old-agent-renews-with-old-token", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="     WHERE role = session_user AND token = p_token AND holder = p_holder;",
         new="     WHERE role = session_user;",
         suite=unit("lease/connection", keyword="older_version"),
-        breaks="The same, for an agent that was started before layout 2.",
+        breaks="A host that lost the lease renews it if its agent was started before layout 2.",
     ),
     Mutation(
         name="others-lease-acquired", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="    IF l.guest IS NULL OR coalesce(l.holder, p_holder) <> p_holder THEN",
         new="    IF l.guest IS NULL THEN",
         suite=unit("lease/connection", keyword="planned_switch or silent_holder"),
-        breaks="An agent that starts again takes the lease from the host that runs the guest.",
+        breaks="A restarted agent takes the lease from the host that runs the guest.",
     ),
     Mutation(
         name="token-stays", area=Area.LEASE, file="vmckpt/lease/schema.py",
@@ -271,14 +271,14 @@ _LEASE = (
         old="    return alive_until is not None and alive_until < now",
         new="    return alive_until is None or alive_until < now",
         suite=unit("lease/controller_lease"),
-        breaks="A controller that never gave its word for a time counts as gone at once.",
+        breaks="A controller without a recorded heartbeat counts as dead at once.",
     ),
     Mutation(
         name="controller-has-no-margin", area=Area.LEASE, file="vmckpt/lease/controller_lease.py",
         old="    return now - beaten <= ttl - MARGIN",
         new="    return now - beaten <= ttl",
         suite=unit("lease/controller_lease"),
-        breaks="A controller still acts when another one may have taken its job over.",
+        breaks="A controller still acts when another controller may have taken over its job.",
     ),
 )  # fmt: skip
 
@@ -289,7 +289,7 @@ _LEASE_TIMER = (
         old="_BOOTTIME, _ABSOLUTE, _SIGKILL = 7, 1, 9",
         new="_BOOTTIME, _ABSOLUTE, _SIGKILL = 7, 0, 9",
         suite=_TIMER,
-        breaks="The kernel ends the guest hours after its lease.",
+        breaks="The kernel kills the guest hours after its lease has expired.",
     ),
     Mutation(
         name="timer-stops-in-sleep", area=Area.LEASE_TIMER,
@@ -297,7 +297,7 @@ _LEASE_TIMER = (
         old="_BOOTTIME, _ABSOLUTE, _SIGKILL = 7, 1, 9",
         new="_BOOTTIME, _ABSOLUTE, _SIGKILL = 1, 1, 9",
         suite=_TIMER,
-        breaks="A host that was suspended runs its guest after another one took over.",
+        breaks="A host that was suspended runs its guest after another host has taken over.",
     ),
     Mutation(
         name="timer-asks-politely", area=Area.LEASE_TIMER,
@@ -313,7 +313,7 @@ _LEASE_TIMER = (
         old="    seconds = int(ends)\n",
         new="    seconds = int(ends) + 1\n",
         suite=_TIMER,
-        breaks="The kernel ends the guest up to a second after its lease.",
+        breaks="The kernel kills the guest up to a second after its lease has expired.",
     ),
     Mutation(
         name="timer-fails-in-silence", area=Area.LEASE_TIMER,
@@ -321,7 +321,7 @@ _LEASE_TIMER = (
         old="        if boottime() < ends or process.lives():\n            raise",
         new="        if boottime() < ends:\n            raise",
         suite=_TIMER,
-        breaks="A guest whose timer could not be set lives on after its lease, unnoticed.",
+        breaks="A guest whose timer could not be set keeps running after its lease, unnoticed.",
     ),
     Mutation(
         name="timer-of-another-kind", area=Area.LEASE_TIMER,
@@ -329,7 +329,7 @@ _LEASE_TIMER = (
         old='signal: {_SIGKILL}/.*\\nnotify',
         new='signal: .*\\nnotify',
         suite=_TIMER,
-        breaks="A timer of QEMU's own is taken for the lease's and is set in its place.",
+        breaks="A timer of QEMU's own is mistaken for the lease's timer, and is changed instead.",
     ),
     Mutation(
         name="timer-not-set-again", area=Area.LEASE_TIMER,
@@ -337,7 +337,7 @@ _LEASE_TIMER = (
         old="            if self._page.renewed:\n                self._enforce(sent)",
         new="            if self._page.renewed:\n                self._page.renewed = sent",
         suite=_TENURE,
-        breaks="The kernel kills a guest whose lease is renewed all the time.",
+        breaks="The kernel kills a guest although its lease is renewed.",
     ),
     Mutation(
         name="timer-never-set", area=Area.LEASE_TIMER,
@@ -345,7 +345,7 @@ _LEASE_TIMER = (
         old="        if self._enforcer is not None and self._lease is not None:",
         new="        if self._enforcer is not None and self._lease is None:",
         suite=_TENURE,
-        breaks="Without its agent and guard a guest runs on beside the one that took over.",
+        breaks="Without agent and watchdog, a guest keeps running after its standby takes over.",
     ),
     Mutation(
         name="timer-counts-from-now", area=Area.LEASE_TIMER,
@@ -353,7 +353,7 @@ _LEASE_TIMER = (
         old="            self._enforcer.arm(sent + self._lease.terms.lasts)",
         new="            self._enforcer.arm(boottime() + self._lease.terms.ttl)",
         suite=_TENURE,
-        breaks="The kernel ends the guest when another one may have taken over already.",
+        breaks="The kernel kills the guest only when another host may already have taken over.",
     ),
     Mutation(
         name="timer-outlives-standby", area=Area.LEASE_TIMER,
@@ -361,7 +361,7 @@ _LEASE_TIMER = (
         old="        self._page.renewed = 0.0\n        self._disarm()",
         new="        self._page.renewed = 0.0",
         suite=_TENURE,
-        breaks="The kernel kills a guest that went on alone and whose lease store is away.",
+        breaks="The kernel kills an unprotected guest whose lease store is unreachable.",
     ),
     Mutation(
         name="timer-of-dead-agent-stays", area=Area.LEASE_TIMER,
@@ -370,7 +370,7 @@ _LEASE_TIMER = (
         " armed",
         new="                pass",
         suite=_TENURE,
-        breaks="The kernel kills a guest whose standby is worth nothing.",
+        breaks="The kernel kills a guest whose standby is invalid.",
     ),
     Mutation(
         name="timer-outlives-its-agent", area=Area.LEASE_TIMER,
@@ -378,7 +378,7 @@ _LEASE_TIMER = (
         old="        if session.lease is not None:\n            # No other host",
         new="        if session.lease is None:\n            # No other host",
         suite=unit("agent/replication/teardown_primary"),
-        breaks="The kernel kills the only copy if what ends its protection hangs.",
+        breaks="The kernel kills the only copy if the end of its protection hangs.",
     ),
     Mutation(
         name="timer-forgotten-at-end", area=Area.LEASE_TIMER,
@@ -396,14 +396,14 @@ _TAKEOVERS = (
         old="    if seen.committed == 0:",
         new="    if seen.committed == 0 and not seen.person:",
         suite=_TAKEOVER,
-        breaks="A standby runs of which only some memory was copied.",
+        breaks="A standby runs although only part of its memory was copied.",
     ),
     Mutation(
         name="silence-decides", area=Area.TAKEOVER, file="vmckpt/replication/backup/takeover.py",
         old='        return Decision(step=Step.ASK, why=f"the primary was silent',
         new='        return Decision(step=Step.RUN, why=f"the primary was silent',
         suite=_TAKEOVER,
-        breaks="A network that is cut starts the guest a second time.",
+        breaks="A network failure starts the guest a second time.",
     ),
     Mutation(
         name="final-epoch-decides", area=Area.TAKEOVER,
@@ -411,7 +411,7 @@ _TAKEOVERS = (
         old="    if seen.handed_over and seen.final:",
         new="    if seen.final:",
         suite=_TAKEOVER,
-        breaks="A switch that its primary gave up runs the guest on both hosts.",
+        breaks="After a switchover that the primary aborted, the guest runs on both hosts.",
     ),
     Mutation(
         name="handed-over-without-final", area=Area.TAKEOVER,
@@ -419,7 +419,7 @@ _TAKEOVERS = (
         old="    if seen.handed_over and seen.final:",
         new="    if seen.handed_over:",
         suite=_TAKEOVER,
-        breaks="A guest that was handed over runs from an epoch that is not its last one.",
+        breaks="A guest that was handed over runs with an epoch that is not the last.",
     ),
     Mutation(
         name="person-against-evidence", area=Area.TAKEOVER,
@@ -427,21 +427,21 @@ _TAKEOVERS = (
         old="    if seen.person and seen.silent > patience:",
         new="    if seen.person:",
         suite=_TAKEOVER,
-        breaks="A person's wrong word starts a guest whose primary is heard.",
+        breaks="A false statement by the operator starts a second copy of a running guest.",
     ),
     Mutation(
         name="moving-guest-taken", area=Area.TAKEOVER, file="vmckpt/replication/backup/takeover.py",
         old="    if seen.final and seen.person:",
         new="    if seen.final or seen.person:",
         suite=_TAKEOVER,
-        breaks="A guest that moves starts on the target while its source still runs it.",
+        breaks="A guest that is being moved runs on the target and still on the source.",
     ),
     Mutation(
         name="hello-is-death", area=Area.TAKEOVER, file="vmckpt/replication/backup/loop.py",
         old="        self._requests.drop(Request.FAILOVER)\n        if hello.captured == 0:",
         new="        if hello.captured == 0:",
         suite=unit("replication/backup/loop_takeover", keyword="comes_back"),
-        breaks="A primary that comes back is taken for dead at its next hiccup.",
+        breaks="A primary that has returned is considered dead at its next interruption.",
     ),
     Mutation(
         name="others-holding-is-ours", area=Area.TAKEOVER,
@@ -449,7 +449,7 @@ _TAKEOVERS = (
         old="        if found.holder != self._host:",
         new="        if found.holder is None:",
         suite=unit("replication/backup/lease_claimant"),
-        breaks="A standby runs a guest whose lease a third host holds.",
+        breaks="A standby runs although a third host holds the guest's lease.",
     ),
     Mutation(
         name="living-guest-handed-over", area=Area.TAKEOVER,
@@ -457,7 +457,7 @@ _TAKEOVERS = (
         old="    if identity.runs(session.guest):\n        return\n",
         new="",
         suite=unit("agent/replication/teardown"),
-        breaks="A guest is handed to the standby while its QEMU still runs here.",
+        breaks="A guest is handed over to the standby while its QEMU is still running here.",
     ),
     Mutation(
         name="second-copy-is-let-out", area=Area.TAKEOVER,
@@ -472,7 +472,7 @@ _TAKEOVERS = (
         old="    if teardown.is_alone(folder):\n        raise TwoCopies(",
         new="    if not folder:\n        raise TwoCopies(",
         suite=unit("agent/replication/teardown_primary"),
-        breaks="Of two copies that were both heard one is killed with all that it acknowledged.",
+        breaks="One of two copies is killed although both have acknowledged data.",
     ),
     Mutation(
         name="others-lease-ends-quietly", area=Area.TAKEOVER,
@@ -480,7 +480,7 @@ _TAKEOVERS = (
         old="        if _renewed(client, folder) is None:",
         new="        if _renewed(client, folder) == 0:",
         suite=unit("agent/replication/teardown_primary"),
-        breaks="Output is let out although another host holds the guest's lease.",
+        breaks="Output is released although another host holds the guest's lease.",
     ),
 )  # fmt: skip
 

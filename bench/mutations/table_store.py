@@ -1,4 +1,4 @@
-"""Mutations of what keeps snapshots whole and harmless: signatures, collection, disks, XML."""
+"""Mutations of the code that keeps snapshots intact and harmless: signatures, gc, disks, XML."""
 
 from bench.mutations.mutation import Area, Mutation, unit
 
@@ -15,14 +15,14 @@ _SIGNATURE = (
         old="    _check_signature(data, public, where)\n    if trusted",
         new="    if trusted",
         suite=_MANIFEST,
-        breaks="A store's operator exchanges a guest's disks and memory.",
+        breaks="The operator of a store replaces a guest's disks and memory.",
     ),
     Mutation(
         name="any-writer-is-trusted", area=Area.SIGNATURE, file="vmckpt/store/format/manifest.py",
         old="    if trusted is not None and bytes.fromhex(public.signer) not in trusted:",
         new="    if trusted is not None and not trusted:",
         suite=_MANIFEST,
-        breaks="A snapshot is restored that another key has signed.",
+        breaks="A snapshot signed with another key is restored.",
     ),
     Mutation(
         name="signature-of-another-key", area=Area.SIGNATURE,
@@ -30,49 +30,49 @@ _SIGNATURE = (
         old="    except (InvalidSignature, ValueError) as exc:",
         new="    except InvalidSignature:\n        return\n    except ValueError as exc:",
         suite=_MANIFEST,
-        breaks="A wrong signature by a trusted writer's name passes.",
+        breaks="An invalid signature with a trusted writer's name is accepted.",
     ),
     Mutation(
         name="manifest-of-another", area=Area.SIGNATURE, file="vmckpt/store/format/manifest.py",
         old="    if public.id != snapshot:",
         new="    if not public.id:",
         suite=_MANIFEST,
-        breaks="A store gives an older snapshot for the one that was asked for.",
+        breaks="A store can return an older snapshot instead of the requested snapshot.",
     ),
     Mutation(
         name="private-part-of-another", area=Area.SIGNATURE, file="vmckpt/store/format/manifest.py",
         old="    if blake3(stored).hexdigest() != public.private_hash:",
         new="    if not public.private_hash:",
         suite=_MANIFEST,
-        breaks="The public part of one snapshot leads to the private part of another.",
+        breaks="The public part of one snapshot is accepted with the private part of another.",
     ),
     Mutation(
         name="signs-anything", area=Area.SIGNATURE, file="vmckpt/store/format/manifest.py",
         old="        signed(snapshot, b\"\")\n    )",
         new="        b\"vmckpt manifest v1\"\n    )",
         suite=_MANIFEST,
-        breaks="A host that takes one snapshot has another one signed.",
+        breaks="A host that takes one snapshot can have another snapshot signed.",
     ),
     Mutation(
         name="names-do-not-match", area=Area.SIGNATURE, file="vmckpt/store/format/manifest.py",
         old="ordered(sealing.name_of(digest) for digest in private.chunks) != self.names",
         new="len(private.chunks) != len(self.names)",
         suite=_MANIFEST,
-        breaks="A collection removes chunks that a snapshot needs and does not name.",
+        breaks="A collection removes chunks that a snapshot needs but does not name.",
     ),
     Mutation(
         name="constant-nonce", area=Area.SIGNATURE, file="vmckpt/store/format/sealing.py",
         old='blake3(packed, key=derive(key, "vmckpt chunk nonce v1")).digest()[:_NONCE]',
         new="bytes(_NONCE)",
         suite=unit("store/format/sealing"),
-        breaks="Two boxes under one key and nonce give their content away.",
+        breaks="Two sealed chunks with the same key and nonce reveal their contents.",
     ),
     Mutation(
         name="content-not-compared", area=Area.SIGNATURE, file="vmckpt/store/format/sealing.py",
         old="        if blake3(plain).digest() != digest:",
         new="        if not digest:",
         suite=unit("store/format/sealing"),
-        breaks="A chunk holds another content than it is named for.",
+        breaks="A chunk has different contents from those that its name states.",
     ),
     Mutation(
         name="salt-has-no-part-in-names", area=Area.SIGNATURE,
@@ -80,7 +80,7 @@ _SIGNATURE = (
         old="        return blake3(digest, key=self._names).digest()",
         new="        return digest",
         suite=unit("store/format/sealing"),
-        breaks="A store's operator recognises contents by their names.",
+        breaks="The operator of a store can recognise contents by their names.",
     ),
 )  # fmt: skip
 
@@ -91,7 +91,7 @@ _GARBAGE_COLLECTION = (
         old="            remove[one.token] = tuple(key for key in one.keys if key in useless)",
         new="            remove[one.token] = tuple(one.keys)",
         suite=_REACHABILITY,
-        breaks="A pack is removed that a snapshot came to need after it was condemned.",
+        breaks="A pack that is marked for deletion is removed although a new snapshot needs it.",
     ),
     Mutation(
         name="writers-are-ignored", area=Area.GARBAGE_COLLECTION,
@@ -99,7 +99,7 @@ _GARBAGE_COLLECTION = (
         old="    for lock in alive:\n",
         new="    for lock in alive[:0]:\n",
         suite=_REACHABILITY,
-        breaks="A pack is removed that a snapshot which is just being written counts on.",
+        breaks="A pack is removed on which a snapshot that is being written relies.",
     ),
     Mutation(
         name="unreadable-lock-is-none", area=Area.GARBAGE_COLLECTION,
@@ -107,7 +107,7 @@ _GARBAGE_COLLECTION = (
         old="        if lock.work in (LockPurpose.WRITE, None) and one.token not in lock.knows:",
         new="        if lock.work is LockPurpose.WRITE and one.token not in lock.knows:",
         suite=_REACHABILITY,
-        breaks="A writer whose lock cannot be read is not waited for.",
+        breaks="A writer whose lock cannot be read is ignored.",
     ),
     Mutation(
         name="removed-without-grace", area=Area.GARBAGE_COLLECTION,
@@ -115,7 +115,7 @@ _GARBAGE_COLLECTION = (
         old="    if now - one.at < terms.grace:",
         new="    if now < one.at:",
         suite=_REACHABILITY,
-        breaks="A pack is removed under a reader that has just begun.",
+        breaks="A pack is removed while a reader that has just started needs it.",
     ),
     Mutation(
         name="young-is-condemned", area=Area.GARBAGE_COLLECTION,
@@ -123,21 +123,21 @@ _GARBAGE_COLLECTION = (
         old="            if key in useless and key not in judged and _old(at, scene, terms)",
         new="            if key in useless and key not in judged",
         suite=_REACHABILITY,
-        breaks="What a writer has just stored is condemned before its manifest names it.",
+        breaks="New objects of a writer are marked for deletion before its manifest names them.",
     ),
     Mutation(
         name="keys-of-a-snapshot-go", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/gc.py",
         old="    if any(backend.keys(manifest)):\n        return\n",
         new="",
         suite=unit("store/gc"),
-        breaks="A snapshot that was copied meanwhile loses its wrapped keys.",
+        breaks="A snapshot that is copied in the meantime loses its wrapped keys.",
     ),
     Mutation(
         name="keys-are-not-put-back", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/gc.py",
         old="            backend.put(key, content)",
         new="            pass",
         suite=unit("store/gc"),
-        breaks="A snapshot that is published in that moment loses its wrapped keys.",
+        breaks="A snapshot that is published at that moment loses its wrapped keys.",
     ),
     Mutation(
         name="keys-are-not-looked-for", area=Area.GARBAGE_COLLECTION,
@@ -145,7 +145,7 @@ _GARBAGE_COLLECTION = (
         old="        if wraps is not None and self.wraps(id_) is None:",
         new="        if wraps is not None and not wraps:",
         suite=unit("store/gc"),
-        breaks="A copy says that it is done although a collection took its wrapped keys.",
+        breaks="A copy reports success although a collection removed its wrapped keys.",
     ),
     Mutation(
         name="dead-writer-publishes", area=Area.GARBAGE_COLLECTION,
@@ -153,7 +153,7 @@ _GARBAGE_COLLECTION = (
         old="        except StoreError:\n            self.backend.delete(key)\n            raise",
         new="        except StoreError:\n            pass",
         suite=_BASICS,
-        breaks="A snapshot stays published whose chunks a collection may have removed.",
+        breaks="A snapshot remains published although a collection may have removed its chunks.",
     ),
     Mutation(
         name="sleeper-takes-itself-for-alive", area=Area.GARBAGE_COLLECTION,
@@ -161,14 +161,14 @@ _GARBAGE_COLLECTION = (
         old="        return self._clock() - self._beaten > _OWN_LIFE",
         new="        return self._clock() - self._beaten > 4 * LIFE",
         suite=_BASICS,
-        breaks="A writer that slept publishes what a collection has removed since.",
+        breaks="A writer that was suspended publishes chunks that a collection has since removed.",
     ),
     Mutation(
         name="living-lock-is-dead", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/locks.py",
         old="        return now - self.beaten_at < life",
         new="        return now - self.beaten_at < life / 1000",
         suite=_REACHABILITY,
-        breaks="Locks of writers that are at work are removed.",
+        breaks="The locks of active writers are removed.",
     ),
     Mutation(
         name="unreadable-manifest-is-passed", area=Area.GARBAGE_COLLECTION,
@@ -176,14 +176,14 @@ _GARBAGE_COLLECTION = (
         old="        except NotInStore:\n            continue\n",
         new="        except (NotInStore, StoreDamaged):\n            continue\n",
         suite=_BASICS,
-        breaks="What a damaged manifest needs is removed, though a copy could mend it.",
+        breaks="Chunks of a damaged manifest are removed, although a copy could repair it.",
     ),
     Mutation(
         name="pinned-is-deleted", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/repository.py",
         old="            if id_ in self.pins():",
         new="            if not id_:",
         suite=_BASICS,
-        breaks="A snapshot is deleted that was pinned.",
+        breaks="A pinned snapshot is deleted.",
     ),
     Mutation(
         name="unfinished-is-published", area=Area.GARBAGE_COLLECTION,
@@ -198,7 +198,7 @@ _GARBAGE_COLLECTION = (
         old="        if written:\n            at =",
         new="        if written is None:\n            at =",
         suite=unit("store/backend/s3", keyword="writes_over_what_is_there"),
-        breaks="A server is used on which two collections can hold one lock.",
+        breaks="A server is used on which two collections can hold the same lock.",
     ),
     Mutation(
         name="condemned-is-counted-on", area=Area.GARBAGE_COLLECTION,
@@ -206,7 +206,7 @@ _GARBAGE_COLLECTION = (
         old="    return frozenset(pack for one in judged for pack in one.packs)",
         new="    return frozenset(pack for one in judged[:0] for pack in one.packs)",
         suite=unit("store/pack_writer"),
-        breaks="A new snapshot counts on a pack that is about to be removed.",
+        breaks="A new snapshot relies on a pack that is about to be removed.",
     ),
 )  # fmt: skip
 
@@ -216,21 +216,21 @@ _DURABILITY = (
         old="            os.fsync(file)\n",
         new="",
         suite=unit("store/backend/local"),
-        breaks="After a loss of power a published object is empty.",
+        breaks="After a power cut, a published object is empty.",
     ),
     Mutation(
         name="name-not-on-disk", area=Area.DURABILITY, file="vmckpt/store/backend/local.py",
         old="                if done:\n                    folder.sync()",
         new="                if done:\n                    pass",
         suite=unit("store/backend/local"),
-        breaks="After a loss of power a snapshot that was reported is gone.",
+        breaks="After a power cut, a snapshot that was reported as complete is gone.",
     ),
     Mutation(
         name="object-written-over", area=Area.DURABILITY, file="vmckpt/store/backend/local.py",
         old="    if replace:\n        drafts.rename(temporary, name, folder)",
         new="    if True:\n        drafts.rename(temporary, name, folder)",
         suite=_BASICS,
-        breaks="Two processes hold one lock, and a snapshot takes another one's name.",
+        breaks="Two processes can hold one lock, and a snapshot can take another snapshot's name.",
     ),
     Mutation(
         name="disk-log-not-on-disk", area=Area.DURABILITY,
@@ -239,7 +239,7 @@ _DURABILITY = (
         "        os.fdatasync(self.file)",
         new="        os.pwrite(self.file, _HEAD.pack(_MAGIC, epoch, content.length, digest), 0)",
         suite=unit("replication/backup/epoch_stage"),
-        breaks="A loss of power takes disk writes that the guest was told are safe.",
+        breaks="A power cut loses disk writes that were acknowledged to the guest.",
     ),
     Mutation(
         name="standby-disks-not-flushed", area=Area.DURABILITY,
@@ -247,21 +247,21 @@ _DURABILITY = (
         old="    for which in sorted(touched):\n        disks[which].flush()",
         new="    touched.clear()",
         suite=unit("replication/backup/epoch_stage", "replication/backup/epoch_stage_crashes"),
-        breaks="An epoch's log is written over before its writes are on the standby's disks.",
+        breaks="An epoch's log is overwritten before its writes are on the standby's disks.",
     ),
     Mutation(
         name="small-file-not-on-disk", area=Area.DURABILITY, file="vmckpt/util/atomic_file.py",
         old="            out.flush()\n            os.fsync(out.fileno())",
         new="            out.flush()",
         suite=unit("util/atomic_file"),
-        breaks="After a loss of power a guest's definition is an empty file.",
+        breaks="After a power cut, a guest's definition is an empty file.",
     ),
     Mutation(
         name="small-file-in-halves", area=Area.DURABILITY, file="vmckpt/util/atomic_file.py",
         old='    new = path.with_name(f"{path.name}.new")',
         new="    new = path",
         suite=unit("util/atomic_file"),
-        breaks="An agent that dies while it writes a token leaves half of it.",
+        breaks="If an agent dies while it writes a token, the token is incomplete.",
     ),
 )  # fmt: skip
 
@@ -272,7 +272,7 @@ _HARMLESS_XML = (
         old='        yield f"<{name}> is not known to be harmless"\n        return\n    kind',
         new="        return\n    kind",
         suite=_SANE,
-        breaks="A definition has libvirt run what a dishonest host wants.",
+        breaks="A definition makes libvirt execute what a dishonest host wants.",
     ),
     Mutation(
         name="unknown-kind-passes", area=Area.HARMLESS_XML,
@@ -280,7 +280,7 @@ _HARMLESS_XML = (
         old="    if name in _KINDS and kind not in _KINDS[name]:",
         new="    if name in _KINDS and not kind:",
         suite=_SANE,
-        breaks="A disk or card of a kind that reaches into the host passes.",
+        breaks="A disk or card of a type that accesses the host is accepted.",
     ),
     Mutation(
         name="unknown-attribute-passes", area=Area.HARMLESS_XML,
@@ -288,7 +288,7 @@ _HARMLESS_XML = (
         old='        if "*" not in allowed and attribute not in allowed:',
         new='        if "*" not in allowed and not allowed:',
         suite=_SANE,
-        breaks="An attribute that reaches into the host passes on a known element.",
+        breaks="An attribute that accesses the host is accepted on a known element.",
     ),
     Mutation(
         name="children-are-not-looked-at", area=Area.HARMLESS_XML,
@@ -296,7 +296,7 @@ _HARMLESS_XML = (
         old='        if not child.tag.startswith("{"):\n            yield from _unknown',
         new='        if not child.tag:\n            yield from _unknown',
         suite=_SANE,
-        breaks="What is inside a known element is not looked at.",
+        breaks="The contents of a known element are not checked.",
     ),
     Mutation(
         name="path-climbs-out", area=Area.HARMLESS_XML,
@@ -320,7 +320,7 @@ _HARMLESS_XML = (
         old="        return plain and any(path.startswith(f\"{one}/\") for one in folders)",
         new="        return any(path.startswith(f\"{one}/\") for one in folders)",
         suite=_SANE,
-        breaks="An image is written over any file of the host, as root.",
+        breaks="An image can overwrite any file of the host, as root.",
     ),
     Mutation(
         name="storage-by-prefix", area=Area.HARMLESS_XML,
@@ -328,21 +328,21 @@ _HARMLESS_XML = (
         old="        return plain and any(path.startswith(f\"{one}/\") for one in folders)",
         new="        return plain and any(path.startswith(one) for one in folders)",
         suite=_SANE,
-        breaks="A folder whose name begins like a storage folder's counts as one.",
+        breaks="A directory whose name begins like a storage directory's counts as one.",
     ),
     Mutation(
         name="any-emulator", area=Area.HARMLESS_XML, file="vmckpt/snapshot/restore/xml_safety.py",
         old="        if not _EMULATOR.fullmatch(program):",
         new="        if not _EMULATOR.match(program) and not program:",
         suite=_SANE,
-        breaks="libvirt runs any program of the host as the guest's emulator.",
+        breaks="libvirt executes any program of the host as the guest's emulator.",
     ),
     Mutation(
         name="any-script", area=Area.HARMLESS_XML, file="vmckpt/snapshot/restore/xml_safety.py",
         old='    for tag in ("script", "downscript"):',
         new='    for tag in ("downscript",):',
         suite=_SANE,
-        breaks="libvirt runs any program of the host, as root, for a network card.",
+        breaks="libvirt executes any program of the host, as root, for a network card.",
     ),
     Mutation(
         name="qemu-words-pass", area=Area.HARMLESS_XML,
@@ -350,7 +350,7 @@ _HARMLESS_XML = (
         old='        if node.tag.startswith("{"):\n            name',
         new='        if node.tag.startswith("{}"):\n            name',
         suite=_SANE,
-        breaks="A definition adds words of its own to QEMU's command line.",
+        breaks="A definition can add arguments to QEMU's command line.",
     ),
     Mutation(
         name="hosts-device-passes", area=Area.HARMLESS_XML,
@@ -366,7 +366,7 @@ _HARMLESS_XML = (
         old="        if not request.trust_definition:",
         new="        if request.trust_definition:",
         suite=unit("snapshot/restore/preflight"),
-        breaks="A definition is started without a look although it is not said to be trusted.",
+        breaks="A definition is used without a check although it was not declared trusted.",
     ),
     Mutation(
         name="guests-own-is-anybodys", area=Area.HARMLESS_XML,
@@ -374,7 +374,7 @@ _HARMLESS_XML = (
         old="    found += [what for what, use in _uses(root) if use not in here.uses]",
         new="    found += [what for what, use in _uses(root) if not (use and here.uses)]",
         suite=_SANE,
-        breaks="A guest that has one device of the host may be given any other.",
+        breaks="A guest with one device of the host can be given any other device.",
     ),
     Mutation(
         name="disk-of-any-name", area=Area.HARMLESS_XML,
@@ -382,7 +382,7 @@ _HARMLESS_XML = (
         old="        if not _TARGET.fullmatch(disk.target):",
         new="        if not _TARGET.match(disk.target):",
         suite=_SANE,
-        breaks="A disk's name leads its image out of the folder.",
+        breaks="A disk's name can place its image outside the directory.",
     ),
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""A pytest plugin: writes down which test runs and which one fails, line by line as JSON.
+"""A pytest plugin that records which tests start and which fail, as lines of JSON.
 
-It stands alone: the runner copies it beside the scratch copy and names the file to write to and the
-copy whose vmckpt must be imported in the environment.
+The plugin needs no other module: the runner copies it next to the copy of the tree. Environment
+variables name the file to write to, and the copy from which vmckpt must be imported.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 OTHER_CODE = 99
-"""Exit code: another vmckpt than the mutated one was imported."""
+"""Exit code: a vmckpt other than the mutated one was imported."""
 
 
 def _write(**told: str) -> None:
@@ -21,7 +21,7 @@ def _write(**told: str) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The tests have imported what they will run."""
+    """Check that the tests have imported the vmckpt of the copy."""
     copy = Path(os.environ["VMCKPT_WATCHER_COPY"])
     file = importlib.import_module("vmckpt").__file__ or "vmckpt"
     if not Path(file).resolve().is_relative_to(copy.resolve()):
@@ -29,11 +29,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """A test begins."""
+    """Record that a test starts."""
     _write(began=nodeid)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A test, or what it needs before or after it, has ended."""
+    """Record a failure of a test, or of its setup or teardown."""
     if report.failed:
         _write(failed=report.nodeid)

@@ -1,4 +1,4 @@
-"""Found by each Python whose PYTHONPATH names this folder: see bench/points.py."""
+"""Loaded by every Python process whose PYTHONPATH contains this directory; see bench/points.py."""
 
 from bench.points import install
 

@@ -40,7 +40,7 @@ class Operation:
     delay: float
     """Delay from the start of the phase to the fault, in seconds."""
     inside: bool
-    """Whether the moment is libvirt's cleanup instead of the controller's."""
+    """Whether the fault strikes during libvirt's cleanup instead of the controller's."""
     mode: str
     max_downtime: str
     link: str | None

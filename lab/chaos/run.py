@@ -23,7 +23,7 @@ from vmckpt_lab.lab import Say
 from vmckpt_lab.plan import LabPlan
 
 EVIDENCE = Path("/var/tmp")
-# After each this many operations, the ledgers of the other guests are checked as well.
+# Number of operations between two checks of the other guests' ledgers.
 _AUDIT_ALL = 20
 
 

@@ -158,8 +158,8 @@ def check_trial(scene: Scene, told: Told, ends: Ends, checker: Checker) -> Trial
     lives = any(one.runs for one in checker.look(scene.guest))
     gone = ends is Ends.GONE or (ends is Ends.LIVES_OR_GONE and not lives)
     if told.recovered is not None and told.recovered.code != 0 and not gone:
-        code, err = told.recovered.code, told.recovered.err.strip()
-        wrong.append(f"vmckpt recover exited with {code}: {err}")
+        end = f"vmckpt recover exited with {told.recovered.code}"
+        wrong.append(f"{end}: {told.recovered.err.strip()}")
     if gone:
         return TrialResult(wrong + rightly_gone(scene, told, checker), gone=True)
     wrong += checker.settled(scene.guest, homes(ends, scene))

@@ -53,7 +53,8 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
         return {
             "name": monitor.name, "undo": undo.to_json(), "cards": held.cards, "devices": seen,
             "memory": [file.size for file in files], "epoch_cost": asdict(cost),
-            "xml": monitor.xml(), "room": _room(host_directories.SHM), "disk_logs": nbdkit_server.installed(),
+            "xml": monitor.xml(), "room": _room(host_directories.SHM),
+            "disk_logs": nbdkit_server.installed(),
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip
