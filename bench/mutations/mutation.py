@@ -22,6 +22,7 @@ class Area(StrEnum):
     EPOCHS = "epochs"
     CONNECTION = "connection"
     PAGE_COMPARISON = "page comparison"
+    WRITE_TRACKING = "write tracking"
     FENCING = "fencing"
     PREFLIGHT = "preflight"
     PROCESS_IDENTITY = "process identity"

@@ -10,6 +10,7 @@ _TIMER = unit("replication/primary/network_buffer_timer")
 _PLUGGED = unit("replication/primary/new_nics")
 _ORDER = unit("replication/primary/loop_order")
 _COMPARE = unit("capture/memory/page_diff", "replication/dirty_pages/finder")
+_TRACKED = unit("replication/primary/tracked_memory")
 _RELEASE = (
     "        self._switch(Kind.SINK, on=False)\n        self._switch(Kind.HOLDING, on=False)\n"
 )
@@ -249,8 +250,8 @@ _EPOCHS = (
     ),
     Mutation(
         name="standby-not-compared", area=Area.EPOCHS, file="vmckpt/replication/primary/memory.py",
-        old="True if len(theirs) != count else ours != theirs",
-        new="len(theirs) != count",
+        old="            found[first:end] = ours(first, end) != theirs\n",
+        new="            found[first:end] = False\n",
         suite=_PRIMARY,
         breaks="Pages that did not arrive are sent as differences from missing pages.",
     ),
@@ -461,12 +462,63 @@ _PAGE_COMPARISON = (
     ),
     Mutation(
         name="too-many-pages-are-lost", area=Area.PAGE_COMPARISON,
-        file="vmckpt/replication/primary/sender.py",
-        old="    rest[one.whole] = True\n",
+        file="vmckpt/replication/primary/copied_memory.py",
+        old="        rest[changed.whole] = True\n",
         new="",
         suite=unit("replication/primary/sender"),
         breaks="Pages of a large epoch that did not fit into spare memory are not sent.",
     ),
 )  # fmt: skip
 
-EPOCHS = (*_OUTPUT_ORDER, *_EPOCHS, *_CONNECTION, *_PAGE_COMPARISON)
+_WRITE_TRACKING = (
+    Mutation(
+        name="failed-capture-forgets-pages", area=Area.WRITE_TRACKING,
+        file="vmckpt/replication/primary/tracked_memory.py",
+        old="        block.stale[written] = True\n        wanted[written] = True\n",
+        new="        wanted[written] = True\n",
+        suite=_TRACKED,
+        breaks="Pages that a failed capture found written are in no later epoch.",
+    ),
+    Mutation(
+        name="early-copy-is-not-replaced", area=Area.WRITE_TRACKING,
+        file="vmckpt/replication/primary/tracked_memory.py",
+        old="        wanted[written] = True\n",
+        new="        wanted[written] = True\n        wanted[block.early] = False\n",
+        suite=_TRACKED,
+        breaks="A page that is written again after its early copy is sent with its old content.",
+    ),
+    Mutation(
+        name="early-copy-outlives-its-epoch", area=Area.WRITE_TRACKING,
+        file="vmckpt/replication/primary/tracked_memory.py",
+        old="        block.early, block.early_pages = _NONE, _NO_PAGES\n        return changed\n",
+        new="        return changed\n",
+        suite=_TRACKED,
+        breaks="A later epoch sends a page as it was before an earlier pause.",
+    ),
+    Mutation(
+        name="lost-page-is-still-known", area=Area.WRITE_TRACKING,
+        file="vmckpt/replication/primary/tracked_memory.py",
+        old="            block.hot.forget(one)\n",
+        new="",
+        suite=_TRACKED,
+        breaks="A page is sent as a difference from content that the backup never received.",
+    ),
+    Mutation(
+        name="displaced-page-is-still-known", area=Area.WRITE_TRACKING,
+        file="vmckpt/replication/dirty_pages/hot_pages.py",
+        old="        self._slot[replaced[replaced >= 0]] = -1\n",
+        new="",
+        suite=unit("replication/dirty_pages/hot_pages"),
+        breaks="A page is sent as a difference from the content of another page.",
+    ),
+    Mutation(
+        name="scan-ends-too-early", area=Area.WRITE_TRACKING,
+        file="vmckpt/capture/memory/write_tracking.py",
+        old="        while at < end:\n",
+        new="        while not found:\n",
+        suite=unit("capture/memory/write_tracking"),
+        breaks="Written pages after the first 65,536 runs are missed.",
+    ),
+)  # fmt: skip
+
+EPOCHS = (*_OUTPUT_ORDER, *_EPOCHS, *_CONNECTION, *_PAGE_COMPARISON, *_WRITE_TRACKING)

@@ -20,6 +20,8 @@ from vmckpt.units import Seconds
 from vmckpt_lab.machine_speed import Deadline
 
 _GETPPID, _DUP, _CLOSE = 110, 32, 3
+_LISTENS = "00010000"
+"""The flags of a listening socket in /proc/net/unix: __SO_ACCEPTCON."""
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -42,9 +44,14 @@ class Qemu:
         self.held = HeldProcess(self.process.pid)
 
     def _listens(self) -> bool:
-        """A socket is in its directory before QEMU listens at it."""
-        with socket.socket(socket.AF_UNIX) as line:
-            return line.connect_ex(str(self._socket)) == 0
+        """A socket is in its directory before QEMU listens at it.
+
+        This is not tried by a connection: QEMU may close the next one with it.
+        """
+        lines = Path("/proc/net/unix").read_text().splitlines()
+        return any(
+            line.split()[3] == _LISTENS and line.endswith(f" {self._socket}") for line in lines[1:]
+        )
 
     def answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as line, line.makefile("rw") as text:
