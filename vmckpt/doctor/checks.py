@@ -33,6 +33,8 @@ _WATCHDOGS = {
     # A pair of watchdog processes does not survive if both are killed at the same time.
     KillMethod.PAIR: Severity.WARNING,
 }
+_TRACKS_WRITES = (6, 7)
+"""The first Linux with UFFD_FEATURE_WP_ASYNC and PAGEMAP_SCAN; see `write_tracking`."""
 _TRACES = {
     NoTrace.PROCESSOR: "use systemd on the host: it restarts a watchdog that is killed",
     NoTrace.YAMA: "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot the host",
@@ -107,6 +109,7 @@ def check_host(examined: Examined, now: datetime) -> tuple[Finding, ...]:
         found += _post_copy(examined.host.name, examined.probe)
         found += _shared_memory(examined.host.name, examined.probe)
         found += _watchdog(examined.host.name, examined.probe)
+        found += _write_tracking(examined.host.name, examined.probe)
         found += _storage(examined.host, examined.probe)
         found += _certificates(examined.host.name, examined.probe, now)
     found += _peers(examined)
@@ -277,6 +280,26 @@ def _watchdog(name: str, probe: HostProbe) -> Iterator[Finding]:
         f"leases of protected guests are enforced by {kept_by}{why}",
         None if probe.no_trace is None else _TRACES[probe.no_trace],
     )
+
+
+def _write_tracking(name: str, probe: HostProbe) -> Iterator[Finding]:
+    """Report how the changed pages of protected guests are found on the host."""
+    if probe.kernel is None:
+        return
+    version = ".".join(map(str, probe.kernel))
+    why, hint = None, None
+    if probe.kernel < _TRACKS_WRITES:
+        needed = ".".join(map(str, _TRACKS_WRITES))
+        why, hint = f"Linux is {version}; {needed} or later is needed", f"boot Linux {needed}"
+    elif probe.no_trace is not None:
+        why, hint = str(probe.no_trace), _TRACES[probe.no_trace]
+    yield _finding(
+        "write-tracking", Severity.OK if why is None else Severity.INFO, name,
+        f"writes of guests can be tracked (Linux {version})" if why is None else
+        "writes of guests cannot be tracked, so protections compare their whole memory in each"
+        f" epoch: {why}",
+        hint,
+    )  # fmt: skip
 
 
 def _storage(host: Host, probe: HostProbe) -> Iterator[Finding]:

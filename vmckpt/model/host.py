@@ -120,6 +120,8 @@ class HostProbe:
     """Free space of each of the inventory's storage directories that exists."""
     certificates: Mapping[str, str]
     """PEM text of the certificates that exist, by path."""
+    kernel: tuple[int, int] | None = None
+    """Major and minor version of the Linux kernel; None if unknown."""
     no_trace: NoTrace | None = None
     """None: no reason is known."""
     systemd: bool = False

@@ -64,6 +64,7 @@ say "backing $backing"
 at=$backing; while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname "$at"); done
 say "backing-kind $(stat -f -c %T "$at" 2>/dev/null)"
 say "machine $(uname -m)"
+say "kernel $(uname -r)"
 say "yama $(cat /proc/sys/kernel/yama/ptrace_scope 2>/dev/null)"
 say "deny-ptrace $(cut -c1 /sys/fs/selinux/booleans/deny_ptrace 2>/dev/null)"
 say "caps $(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)"
@@ -118,9 +119,16 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
         memory_backing_kind=_first(found, "backing-kind") or "missing",
         storage_free={path: Bytes(int(size)) for size, path in room},
         certificates={path: decoded(body) for path, body in pems},
+        kernel=_kernel(_first(found, "kernel")),
         no_trace=_no_trace(found),
         systemd="systemd" in found,
     )
+
+
+def _kernel(release: str) -> tuple[int, int] | None:
+    """Return the version of a kernel release such as "6.12.9-amd64"; None if it is not one."""
+    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", release)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def _no_trace(found: dict[str, list[str]]) -> NoTrace | None:

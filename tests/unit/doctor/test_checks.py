@@ -93,6 +93,28 @@ def test_each_fault_is_found_and_has_a_mend(
 @pytest.mark.parametrize(
     ("changes", "severity", "told"),
     [
+        ({"kernel": (6, 7)}, Severity.OK, "can be tracked (Linux 6.7)"),
+        ({"kernel": (6, 1)}, Severity.INFO, "in each epoch: Linux is 6.1; 6.7 or later is needed"),
+        (
+            {"kernel": (6, 18), "no_trace": NoTrace.YAMA}, Severity.INFO,
+            "in each epoch: kernel.yama.ptrace_scope = 3 forbids ptrace(2)",
+        ),
+    ],
+)  # fmt: skip
+def test_it_is_told_whether_writes_can_be_tracked(
+    changes: dict[str, Any], severity: Severity, told: str
+) -> None:
+    (found,) = (
+        one for one in checks.check_host(probed(**changes), NOW) if one.code == "write-tracking"
+    )
+    assert found.severity is severity
+    assert told in found.text
+    assert (found.hint is None) == (severity is Severity.OK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "told"),
+    [
         ({}, Severity.OK, "enforced by the kernel and a watchdog"),
         (
             {"no_trace": NoTrace.YAMA, "systemd": True}, Severity.INFO,

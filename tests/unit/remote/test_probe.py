@@ -63,6 +63,16 @@ def test_what_keeps_agents_from_tracing_qemu(old: str, new: str, why: NoTrace | 
     assert (seen.no_trace, seen.systemd) == (None, False)
 
 
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [("6.12.9+bpo-amd64", (6, 12)), ("6.7.0", (6, 7)), ("5.14.0-362.el9.x86_64", (5, 14)),
+     ("6.7-rc1", (6, 7)), ("", None), ("six.7", None), ("6", None), ("6.77777", None)],
+)  # fmt: skip
+def test_the_kernel_is_told_by_its_version(release: str, version: tuple[int, int] | None) -> None:
+    seen = probe.parse(f"{ANSWER}kernel {release}\n", asked=0, answered=0, host="a")
+    assert seen.kernel == version
+
+
 @pytest.mark.parametrize("text", ["", "hello", "clock now", "clock $(reboot)"])
 def test_nonsense_is_an_error_of_one_line(text: str) -> None:
     with pytest.raises(RemoteError, match="alpha: the probe returned an invalid answer"):

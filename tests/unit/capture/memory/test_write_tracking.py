@@ -1,6 +1,5 @@
 """Which pages a process has written, asked from outside."""
 
-import os
 import random
 import signal
 import subprocess
@@ -214,17 +213,6 @@ def test_nothing_is_left_wherever_the_tracker_is_killed(process: WrittenProcess)
     assert {*codes[:-1]} == {-signal.SIGKILL}
     assert codes[-1] == 0
     assert left > 0, "no step was hit at which the process has the descriptor"
-
-
-def test_a_userfaultfd_in_use_is_not_closed(process: WrittenProcess) -> None:
-    number = injection.run(process.held, lambda one: one.call(323, os.O_CLOEXEC | 1))
-    copy = userfaultfd.duplicate(process.held, number)
-    try:
-        write_tracking.enable(copy)
-        assert userfaultfd.close_unused(process.held) == 0
-        assert list(userfaultfd.opened(process.held)) == [number]
-    finally:
-        os.close(copy)
 
 
 def test_numbers_of_pages_in_runs() -> None:
