@@ -72,12 +72,13 @@ def test_what_newer_versions_offer_is_in_force(bench: Bench) -> None:
 
 
 @pytest.mark.long
-def test_mode_postcopy_switches_after_the_first_pass(bench: Bench) -> None:
+def test_mode_postcopy_switches_in_the_first_pass(bench: Bench) -> None:
     bench.guest(dirty="64MiB@10MiB/s")
     network.shape(bench.plan, "alpha", SLOW)
     done = bench.good("migrate", "web1", "--to", "beta", "--mode", "postcopy", "--json")
 
     assert done.json["decisions"][0]["rule"] == "mode"
+    assert done.json["decisions"][0]["numbers"]["iteration"] == 1
     at_home_on_beta(bench)
 
 

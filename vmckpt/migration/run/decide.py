@@ -6,7 +6,7 @@
 2. the operator's request to stop
 3. once the guest is paused: nothing, since stopping would make the pause pointless
 4. the time limit: the migration is aborted and the guest stays on the source
-5. mode post-copy: the switch, once the first pass is over
+5. mode post-copy: the switch, as soon as memory is being sent, so that each page is sent once
 6. the policy's rules, in order. Each rule acts once, `raise_downtime` once per pass. A refused
    action is repeated after a short wait; later rules are evaluated meanwhile
 
@@ -124,8 +124,8 @@ def decide(
         return _verdict(*ends, numbers), done
     if track.last is None or done.paused:
         return None, done
-    if terms.mode is Mode.POSTCOPY and track.iteration > 1 and _could("mode", track, done, now):
-        reason = "mode post-copy: the first pass is over"
+    if terms.mode is Mode.POSTCOPY and track.iteration > 0 and _could("mode", track, done, now):
+        reason = "mode post-copy: memory is being sent"
         return _verdict(SwitchToPostcopy(), "mode", reason, numbers), replace(done, switched=True)
     for rule in terms.policy.rules:
         if not _may(rule, terms, track, done, now):

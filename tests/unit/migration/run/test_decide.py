@@ -201,11 +201,11 @@ def test_in_the_switchover_only_giving_up_is_left() -> None:
     assert action(terms(limit=5.0), standing) == Abort(Stop.TIME_LIMIT)
 
 
-def test_mode_post_copy_switches_when_the_first_pass_is_over() -> None:
+def test_mode_post_copy_switches_as_soon_as_memory_is_sent() -> None:
     under = terms(mode=Mode.POSTCOPY)
-    verdict, after = ask(under, on_its_way(100, 50, now=9.0))
+    verdict, after = ask(under, on_its_way(100, now=9.0))
 
-    assert action(under, on_its_way(100, now=9.0)) is None
+    assert action(under, on_its_way(now=9.0)) is None
     assert verdict is not None
     assert (verdict.action, verdict.rule, after.switched) == (SwitchToPostcopy(), "mode", True)
 

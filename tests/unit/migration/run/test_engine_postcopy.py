@@ -257,13 +257,13 @@ async def test_somebody_elses_switch_is_post_copy_like_ours() -> None:
     assert "abort" not in migrations.calls
 
 
-async def test_mode_post_copy_switches_when_the_first_pass_is_over() -> None:
+async def test_mode_post_copy_switches_in_the_first_pass() -> None:
     migrations = hosts()
     ending = await run(migrations, terms(mode=Mode.POSTCOPY), order=HYBRID)
 
     assert ending.outcome is Outcome.COMPLETED
     assert told(ending) == [("mode", "switch to post-copy")]
-    assert ending.decisions[0].numbers["iteration"] == 2
+    assert ending.decisions[0].numbers["iteration"] == 1
 
 
 async def test_only_the_bandwidth_can_still_be_asked_for() -> None:
