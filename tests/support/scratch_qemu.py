@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -52,9 +53,14 @@ class Scratch:
     host, uri, name = "here", "", "scratch guest"
     guest = "00000000-0000-0000-0000-000000000001"
 
-    def __init__(self, *, waits: bool = False, accelerator: str = "kvm", qemu: str = QEMU) -> None:
-        """`waits`: the guest waits for device state, as a standby does."""
+    def __init__(
+        self, *, waits: bool = False, accelerator: str = "kvm", qemu: str = QEMU,
+        more: Sequence[str] = (), private: bool = False,
+    ) -> None:  # fmt: skip
+        """`waits`: the guest waits for device state, as a standby does. `more`: further arguments
+        of QEMU. `private`: its memory is no file, so that `file` and `memory` are not its own."""
         self._waits, self._accelerator, self._qemu = waits, accelerator, qemu
+        self._more, self._private = more, private
         self._last_words = ""
         self.events: list[dict[str, Any]] = []
 
@@ -68,7 +74,7 @@ class Scratch:
                 [*ends, self._qemu, "-accel", self._accelerator,
                  "-machine", "pc,memory-backend=pc.ram", "-m", "4",
                  "-nodefaults", "-display", "none", "-vga", "none", "-bios", str(rom),
-                 "-object", f"memory-backend-file,id=pc.ram,size=4M,mem-path={ram},share=on",
+                 "-object", self._backend(ram), *self._more,
                  "-chardev", f"socket,id=qmp,fd={theirs.fileno()}",
                  "-mon", "chardev=qmp,mode=control",
                  *(("-S", "-incoming", "defer") if self._waits else ())],
@@ -83,12 +89,18 @@ class Scratch:
                 if not self._lines.readline():
                     raise HypervisorError(f"QEMU did not start: {self._said()}", host=self.host)
                 self.ask("qmp_capabilities")
-                self.file = os.open(ram, os.O_RDWR | os.O_CLOEXEC)
+                self.file = os.open(ram, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+                os.ftruncate(self.file, SIZE)
             except BaseException:
                 self._kill()
                 raise
         self.memory = Mapping(self.file, SIZE, write=True)
         return self
+
+    def _backend(self, ram: Path) -> str:
+        if self._private:
+            return "memory-backend-ram,id=pc.ram,size=4M"
+        return f"memory-backend-file,id=pc.ram,size=4M,mem-path={ram},share=on"
 
     def __exit__(self, *_: object) -> None:
         self.memory.close()

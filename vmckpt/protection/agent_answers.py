@@ -95,6 +95,14 @@ def _number(field: str, value: object) -> None:
         raise _wrong(field, value)
 
 
+def _block(field: str, value: object) -> None:
+    """A block of memory: its name and its size."""
+    if not isinstance(value, list) or len(value) != 2:
+        raise _wrong(field, value)
+    _text(field, value[0])
+    _count(field, value[1])
+
+
 def _flag(field: str, value: object) -> None:
     if not isinstance(value, bool):
         raise _wrong(field, value)
@@ -156,6 +164,7 @@ _IMAGE = _fields(
 _ANSWERS: Mapping[str, Kind] = {
     "look": _fields(
         name=_text, undo=_text, cards=_each(_text), memory=_each(_count), xml=_definition,
+        private=_or_nothing(_each(_block)),
         epoch_cost=_fields(finder=_text, why=_text, scan=_or_nothing(_number), written=_count),
         devices=_fields(names=_each(_text), digest=_text),
         room=_count, disk_logs=_flag, definition=_or_nothing(_definition), autostart=_flag,

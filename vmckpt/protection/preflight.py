@@ -121,7 +121,7 @@ def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
     needed = Bytes(whole + _ROOM if compares else _ROOM), Bytes(whole + _ROOM)
     hosts = (seen.primary, seen.primary_facts), (seen.backup, seen.backup_facts)
     for (host, facts), free, wanted in zip(hosts, seen.shared_room, needed, strict=True):
-        what = "epochs in flight" if wanted == _ROOM else _COPY
+        what = _EPOCHS if wanted == _ROOM else _COPY
         if facts.memory_free < wanted:
             yield _blocker(
                 "memory-short", host,
@@ -129,16 +129,18 @@ def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
                 f" {show_bytes(wanted)}",
                 "stop another guest there, or choose another host",
             )  # fmt: skip
-        if free < wanted:
+        on_tmpfs = wanted if compares else _ROOM
+        if free < on_tmpfs:
             yield _blocker(
                 "tmpfs-short", host,
-                f"/dev/shm on {host} has {show_bytes(free)} free; {what} need"
-                f" {show_bytes(wanted)}",
+                f"/dev/shm on {host} has {show_bytes(free)} free;"
+                f" {what if compares else _EPOCHS} need {show_bytes(on_tmpfs)}",
                 "run mount -o remount,size=... /dev/shm there, or choose another host",
             )  # fmt: skip
     yield from _pause(seen, whole)
 
 
+_EPOCHS = "epochs in flight"
 _COPY = "a copy of the guest's memory and epochs in flight"
 
 

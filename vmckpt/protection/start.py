@@ -225,7 +225,8 @@ class Beginning:
                 "shared": [one["source"] for one in looked["disks"]
                            if one["name"] in shared and one["kind"] == "file"],
                 "nodes": {disk["name"]: disk["node"] for disk in disks},
-                "devices": looked["devices"],
+                "devices": looked["devices"], "private": looked["private"],
+                "finder_why": looked["epoch_cost"]["why"],
             },
         )  # fmt: skip
 

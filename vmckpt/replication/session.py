@@ -52,6 +52,15 @@ def make_folder(guest: str) -> Path:
     return folder
 
 
+def private_blocks(session: "Session") -> list[tuple[str, int]] | None:
+    """Return name and size of each block of memory that is captured without QEMU's migration.
+
+    The guest's own memory is not among them. None: QEMU's migration captures these blocks.
+    """
+    found = session.extra.get("private")
+    return None if found is None else [(str(name), int(size)) for name, size in found]
+
+
 def memory_of(folder: Path) -> Path:
     """Return the directory for memory copies and disk write logs of the guest's `folder`.
 

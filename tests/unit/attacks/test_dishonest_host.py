@@ -231,7 +231,7 @@ _LOOK: dict[str, Any] = {
     "name": "web1", "undo": "{}", "cards": ["net0"], "memory": [1 << 27], "xml": "<domain/>",
     "devices": {"names": ["net0"], "digest": "d"},
     "room": 1 << 30, "disk_logs": True, "definition": "", "autostart": False, "qemu": "7.2.22",
-    "epoch_cost": {"finder": "compare", "why": "", "scan": None, "written": 0},
+    "private": None, "epoch_cost": {"finder": "compare", "why": "", "scan": None, "written": 0},
     "disks": [{
         "name": "vda", "kind": "file", "device": "disk", "format": "raw", "source": "/a.raw",
         "read_only": False, "shareable": False, "size": 1 << 24, "node": None,

@@ -26,7 +26,7 @@ from vmckpt.replication.backup.standby import Standby
 from vmckpt.replication.control_socket import Control, Request, Requests
 from vmckpt.replication.protocol.connection import ConnectionLost
 from vmckpt.replication.protocol.messages import End
-from vmckpt.replication.session import ProtectionOutcome, Session, memory_of
+from vmckpt.replication.session import ProtectionOutcome, Session, memory_of, private_blocks
 from vmckpt.replication.watchdog import process, shared_page
 from vmckpt.replication.watchdog.restart import WatchdogRestart
 from vmckpt.units import Seconds
@@ -88,7 +88,13 @@ def _run_beside(session: Session, folder: Path, requests: Requests, qemu: HeldPr
                 else LeaseClaim(session.lease, session.host, folder)
             )  # fmt: skip
             stack.callback(claim.close)
-            standby = stack.enter_context(Standby(monitor, session.disks, folder, session.owner))
+            private = private_blocks(session)
+            standby = stack.enter_context(
+                Standby(
+                    monitor, session.disks, folder, session.owner, kept_in=memory_of(folder),
+                    private=None if private is None else [size for _, size in private],
+                )
+            )  # fmt: skip
             stage = stack.enter_context(
                 Stage(
                     memory_of(folder) / "stage", Path(session.state), standby.memory, standby.disks,

@@ -13,10 +13,9 @@ from vmckpt.agent.replication.clock import ClockKeeper
 from vmckpt.agent.replication.devices import Devices
 from vmckpt.agent.replication.mirrors import Mirrors
 from vmckpt.capture import migration_settings
-from vmckpt.capture.memory import memory_files
-from vmckpt.capture.memory.memory_files import MemoryFile
-from vmckpt.capture.memory.write_tracking import CannotTrack
+from vmckpt.capture.memory import memory_files, ram_blocks
 from vmckpt.capture.migration_settings import Undo
+from vmckpt.capture.qemu_stream import device_state
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.lifecycle import Ending, Endings
@@ -27,18 +26,19 @@ from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.lease.clock import boottime
 from vmckpt.model.epoch_cost import Finder
 from vmckpt.replication.control_socket import Control, Request, Requests
-from vmckpt.replication.primary import network_buffer
+from vmckpt.replication.disks.epoch_log import WriteLog
+from vmckpt.replication.primary import network_buffer, tracked_memory
 from vmckpt.replication.primary.copied_memory import CopiedMemory
-from vmckpt.replication.primary.epoch_capture import Capturer
+from vmckpt.replication.primary.epoch_capture import Capturer, DeviceStateCapturer
 from vmckpt.replication.primary.lease_holder import LeaseHolder
 from vmckpt.replication.primary.loop import Parts, Primary, Switched
 from vmckpt.replication.primary.memory import ProtectedMemory
 from vmckpt.replication.primary.network_buffer import Buffers
 from vmckpt.replication.primary.new_nics import Commands
 from vmckpt.replication.primary.solo_permission import SoloPermission
-from vmckpt.replication.primary.tracked_memory import MemoryBlock, TrackedMemory
+from vmckpt.replication.primary.tracked_memory import TrackedMemory
 from vmckpt.replication.protocol.connection import PeerConnection
-from vmckpt.replication.session import Session, memory_of
+from vmckpt.replication.session import Session, memory_of, private_blocks
 from vmckpt.replication.status import PrimaryStatus
 from vmckpt.replication.watchdog.rules import KillMethod
 from vmckpt.units import Seconds
@@ -156,7 +156,7 @@ class _Agent:
     def _parts(self, monitor: QmpMonitor, lease_holder: LeaseHolder, stack: ExitStack) -> Parts:
         session, folder = self._session, self.folder
         migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
-        memory = self._memory(memory_files.files(monitor, self._process), stack)
+        memory = self._memory(monitor, stack)
         mirrors = Mirrors(session, folder, monitor, self._still)
         begun = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
@@ -171,9 +171,7 @@ class _Agent:
         # The definition must be on disk before libvirt removes it.
         teardown.keep_definition(session)
         libvirt_side.undefine(monitor)
-        capturer = Capturer(
-            monitor, self._undo, finder=memory, output=filters, logs=logs, still=self._still
-        )
+        capturer = self._capturer(monitor, memory, filters, logs)
         return Parts(
             monitor=monitor, memory=memory, capturer=capturer, logs=logs,
             buffers=filters, lease_holder=lease_holder, requests=self._requests,
@@ -184,19 +182,32 @@ class _Agent:
             devices=devices,
         )  # fmt: skip
 
-    def _memory(self, files: Sequence[MemoryFile], stack: ExitStack) -> ProtectedMemory:
-        """Return the guest's memory, with the best method to find changed pages."""
-        folder = memory_of(self.folder)
-        blocks = [MemoryBlock(one.range, one) for one in files if one.range is not None]
-        try:
-            tracked = TrackedMemory(self._process, blocks, stack)
-        except CannotTrack as exc:
-            self._status.finds(Finder.COMPARE, exc.message)
-            return CopiedMemory(files, folder, stack)
-        for copy in folder.glob("last-*"):
-            copy.unlink()
+    def _memory(self, monitor: QmpMonitor, stack: ExitStack) -> ProtectedMemory:
+        """Return the guest's memory, with the method that was chosen when it was protected.
+
+        Raises CannotTrack, CannotCapture, HypervisorError, OSError.
+        """
+        if private_blocks(self._session) is None:
+            self._status.finds(Finder.COMPARE, str(self._session.extra.get("finder_why", "")))
+            files = memory_files.files(monitor, self._process)
+            return CopiedMemory(files, memory_of(self.folder), stack)
         self._status.finds(Finder.WRITE_TRACKING, "the kernel reports the pages that QEMU writes")
-        return tracked
+        found = ram_blocks.find(monitor, self._process)
+        return TrackedMemory(self._process, tracked_memory.blocks_of(found, self._process), stack)
+
+    def _capturer(
+        self, monitor: QmpMonitor, memory: ProtectedMemory, filters: Buffers,
+        logs: Sequence[WriteLog],
+    ) -> Capturer:  # fmt: skip
+        private = private_blocks(self._session)
+        if private is None:
+            return Capturer(
+                monitor, self._undo, finder=memory, output=filters, logs=logs, still=self._still
+            )
+        return DeviceStateCapturer(
+            monitor, self._undo, device_state.head_of(monitor, private), finder=memory,
+            output=filters, logs=logs, still=self._still,
+        )  # fmt: skip
 
     def _still(self, on: bool) -> None:
         self._stopped = time.monotonic() if on else self._stopped

@@ -11,13 +11,17 @@ from vmckpt.agent.replication import devices
 from vmckpt.agent.restore import backing_chain
 from vmckpt.capture import migration_settings, network_hold
 from vmckpt.capture.disks import bitmaps
-from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory import memory_files, ram_blocks
+from vmckpt.capture.memory.write_tracking import CannotTrack, Why
 from vmckpt.capture.migration_settings import IGNORE_SHARED, Undo
+from vmckpt.capture.qemu_stream import device_state
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor import block
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.hypervisor.qmp import QmpMonitor
+from vmckpt.model.epoch_cost import EpochCost, Finder
 from vmckpt.replication.backup import standby_setup
 from vmckpt.replication.dirty_pages import epoch_cost
 from vmckpt.replication.disks import nbdkit_server
@@ -38,9 +42,7 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
     host_directories.require_own_directory()
     with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
         with identity.require(order.guest, monitor.name, order.host) as process:
-            files = memory_files.files(monitor, process)
-            ranges = [one.range for one in files if one.range is not None]
-            cost = epoch_cost.measure(process, ranges)
+            memory = _memory_facts(monitor, process)
         bitmaps.require_reopen(monitor)
         # Read before the cards and the definition, to notice a device that is added meanwhile.
         seen = devices.device_facts(monitor)
@@ -52,12 +54,37 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
         stored = libvirt_side.stored(monitor)
         return {
             "name": monitor.name, "undo": undo.to_json(), "cards": held.cards, "devices": seen,
-            "memory": [file.size for file in files], "epoch_cost": asdict(cost),
-            "xml": monitor.xml(), "room": _room(host_directories.SHM),
+            **memory, "xml": monitor.xml(), "room": _room(host_directories.SHM),
             "disk_logs": nbdkit_server.installed(),
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip
+
+
+def _memory_facts(monitor: QmpMonitor, process: HeldProcess) -> dict[str, Any]:
+    """Return sizes of the guest's memory, the private blocks, and what an epoch costs.
+
+    "private" is None if changed pages must be found by comparison. Raises CannotCapture if that is
+    not possible, either; HypervisorError.
+    """
+    try:
+        if not device_state.is_possible(monitor):
+            raise CannotTrack(process.pid, Why.NOT_SUPPORTED)
+        found = ram_blocks.find(monitor, process)
+    except CannotTrack as exc:
+        cost = EpochCost(finder=Finder.COMPARE, why=exc.message)
+    else:
+        cost = epoch_cost.measure(process, [one.range for one in (*found.guest, *found.private)])
+        if cost.finder is Finder.WRITE_TRACKING:
+            return {
+                "memory": [one.range.size for one in found.guest],
+                "private": [[one.name, one.range.size] for one in found.private],
+                "epoch_cost": asdict(cost),
+            }  # fmt: skip
+    files = memory_files.files(monitor, process)
+    return {
+        "memory": [file.size for file in files], "private": None, "epoch_cost": asdict(cost),
+    }  # fmt: skip
 
 
 def _settings(order: ReplicaOrder, monitor: QmpMonitor) -> Undo:

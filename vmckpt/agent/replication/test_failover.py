@@ -26,7 +26,7 @@ from vmckpt.replication.backup import standby as standbys
 from vmckpt.replication.backup.epoch_stage import Stage
 from vmckpt.replication.backup.redo_log import Memory
 from vmckpt.replication.backup.standby import Standby, socket_of
-from vmckpt.replication.session import Session
+from vmckpt.replication.session import Session, private_blocks
 from vmckpt.replication.test_failover import disk_copy, domain_xml, memory_check, memory_copy
 from vmckpt.replication.test_failover.disk_copy import Fleece
 from vmckpt.replication.test_failover.memory_check import Room
@@ -174,9 +174,16 @@ class _Trial:
     def _begin(self, monitor: QmpMonitor) -> None:
         fleeces = self._make(monitor)
         where = {"host": self._session.host, "uri": self._session.uri}
+        private = private_blocks(self._session)
         with (
             QmpMonitor(self._uuid, **where) as copied,
-            Standby(copied, (), self._folder, self._session.owner) as second,
+            Standby(
+                copied,
+                (),
+                self._folder,
+                self._session.owner,
+                private=None if private is None else [size for _, size in private],
+            ) as second,
         ):
             second.load(self._copy(monitor, fleeces, second))
             for card in copied.cards():  # the loaded device state has set their links up
@@ -317,14 +324,19 @@ def _room(session: Session, standby: Standby) -> Room:
     return Room(
         wanted=Bytes(sum(one.size for one in standby.memory)),
         shared=Bytes(min(_free_of(one.file) for one in standby.memory)),
-        memory=_available(Path("/proc/meminfo").read_text()),
+        memory=_available(_meminfo()),
         disks=_beside_images(session),
     )
 
 
 def _free_of(file: int) -> int:
     stat = os.fstatvfs(file)
-    return stat.f_bavail * stat.f_frsize
+    # The file system of a memfd has no size of its own.
+    return stat.f_bavail * stat.f_frsize if stat.f_blocks else _available(_meminfo())
+
+
+def _meminfo() -> str:
+    return Path("/proc/meminfo").read_text()
 
 
 def _available(meminfo: str) -> Bytes:

@@ -31,7 +31,7 @@ _REASONS = {
     "memory-backend-ram": "is private to QEMU",
     "memory-backend-memfd": "is a memfd, and QEMU versions differ in how they capture it",
 }
-_FILE = "memory-backend-file"
+_FILE, _MEMFD = "memory-backend-file", "memory-backend-memfd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +66,31 @@ class MemoryFile:
         return opened
 
 
-def files(monitor: Commands, process: HeldProcess) -> tuple[MemoryFile, ...]:
+def files(
+    monitor: Commands, process: HeldProcess, *, memfd: bool = False
+) -> tuple[MemoryFile, ...]:
     """Return the files of a guest's memory. Open the files only while `process` is held.
 
-    Raises CannotCapture if some memory is not in a usable file, HypervisorError.
+    `memfd`: also return memory in a memfd, for which QEMU's migration is not used. Raises
+    CannotCapture if some memory is not in a usable file, HypervisorError.
     """
     backends: list[dict[str, Any]] = monitor.ask("query-memdev")
     if not backends:
         raise _cannot(monitor, "its memory", _REASONS["memory-backend-ram"])
-    return tuple(_file(monitor, process, backend) for backend in backends)
+    return tuple(_file(monitor, process, backend, memfd=memfd) for backend in backends)
 
 
-def _file(monitor: Commands, process: HeldProcess, backend: dict[str, Any]) -> MemoryFile:
+def _file(
+    monitor: Commands, process: HeldProcess, backend: dict[str, Any], *, memfd: bool
+) -> MemoryFile:
     name = str(backend.get("id", ""))
     path = f"/objects/{name}"
     kind = str(monitor.ask("qom-get", path=path, property="type"))
+    if kind == _MEMFD and memfd and backend.get("share"):
+        found = _mapped(process.pid, int(backend["size"]), "/memfd:")
+        if found is None:
+            raise _cannot(monitor, f"the memfd of its memory {name!r}", "is not mapped by QEMU")
+        return MemoryFile((name, path), int(backend["size"]), found, process)
     if kind != _FILE:
         raise _cannot(monitor, f"its memory {name!r}", _REASONS.get(kind, f"is a {kind}"))
     if not backend.get("share"):
@@ -124,6 +134,20 @@ def _mapped(process: int, size: int, path: str) -> Path | None:
         if end - start == size and words[5].removesuffix(" (deleted)").startswith(path):
             best = Path(f"/proc/{process}/map_files/{words[0]}")
     return best
+
+
+def shared_file(maps: str, process: HeldProcess, one: MemoryRange) -> MemoryFile | None:
+    """Return the file that QEMU has mapped at a range; None if the range is private to QEMU.
+
+    `maps`: the text of /proc/PID/maps. A file with an offset is not supported.
+    """
+    for line in maps.splitlines():
+        words = line.split(maxsplit=5)
+        start, end = (int(word, 16) for word in words[0].split("-"))
+        if start == one.start and end == one.start + one.size and "s" in words[1]:
+            path = Path(f"/proc/{process.pid}/map_files/{words[0]}")
+            return MemoryFile((), one.size, path, process)
+    return None
 
 
 def file_system(mountinfo: str, device: int) -> str:

@@ -1,6 +1,7 @@
 """Read pages of a running QEMU's memory with process_vm_readv(2), whatever backs the memory."""
 
 import ctypes
+import errno
 import os
 from collections.abc import Sequence
 from functools import lru_cache
@@ -78,7 +79,7 @@ class ProcessMemory:
             self._process.pid, here.ctypes.data, 1, there.ctypes.data, len(there), 0
         )
         if done != wanted:
-            error = ctypes.get_errno() if done < 0 else 0
+            error = ctypes.get_errno() if done < 0 else errno.EFAULT
             raise OSError(error, f"cannot read QEMU's memory: {os.strerror(error)}")
         return wanted
 

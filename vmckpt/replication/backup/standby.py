@@ -12,7 +12,7 @@ connection.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from vmckpt.capture.migration_settings import EVENTS, IGNORE_SHARED
 from vmckpt.capture.nbd import protocol as wire
 from vmckpt.capture.nbd.client import Client, _Request
 from vmckpt.capture.nbd.protocol import Place, Unix
+from vmckpt.capture.qemu_stream import device_state
 from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor import standby_domain as libvirt_side
@@ -163,7 +164,8 @@ class NbdWriter(Client):
 
 _STATE = "vmckpt-standby"
 _EXPORT = "vmckpt-disk-"
-_CAPABILITIES = {IGNORE_SHARED: True, EVENTS: False}
+_CAPABILITIES = {EVENTS: False}
+_PRIVATE = "private-"
 _PATIENCE = Seconds(10.0)
 _WAITS = "inmigrate"
 
@@ -182,15 +184,22 @@ class Standby:
     """
 
     def __init__(
-        self, monitor: QmpMonitor, disks: tuple[Disk, ...], folder: Path, owner: tuple[int, int]
-    ) -> None:
-        """`folder`: the directory of the protection's files; `owner`: QEMU's user and group IDs."""
+        self, monitor: QmpMonitor, disks: tuple[Disk, ...], folder: Path, owner: tuple[int, int],
+        *, private: Sequence[int] | None = None, kept_in: Path | None = None,
+    ) -> None:  # fmt: skip
+        """`folder`: the directory of the protection's files; `owner`: QEMU's user and group IDs.
+
+        `private`: sizes of the blocks that are loaded with the device state; None: QEMU's own
+        stream contains them. `kept_in`: the directory on tmpfs that has their content for later
+        agents; None: it is needed only by this object.
+        """
         self._monitor, self._disks, self._owner = monitor, disks, owner
+        self._private, self._kept_in = private, kept_in
         self._socket = socket_of(folder)
         self._stack = ExitStack()
         self._state = -1
         self.memory: list[Mapping] = []
-        """The standby's memory files, writable."""
+        """The standby's memory files, then the private blocks; writable."""
         self.disks: list[NbdWriter] = []
         self.nodes: list[str] = []
         """QEMU's node names for the disks."""
@@ -229,22 +238,34 @@ class Standby:
         with suppress(HypervisorError):  # an earlier agent may have passed a file
             monitor.tell("closefd", {"fdname": _STATE})
         monitor.tell("getfd", {"fdname": _STATE}, files=(self._state,))
-        migration_settings.set_capabilities(monitor, _CAPABILITIES)
+        without_shared = self._private is None
+        migration_settings.set_capabilities(
+            monitor, {IGNORE_SHARED: without_shared, **_CAPABILITIES}
+        )
 
     def _map(self) -> None:
         monitor = self._monitor
+        memfd = self._private is not None
         with identity.require(monitor.guest, monitor.name, monitor.host) as process:
-            for file in memory_files.files(monitor, process):
-                opened = file.open(os.O_RDWR)
-                try:
-                    # On a full tmpfs, writing to a hole would kill this process in the middle of an
-                    # epoch.
-                    os.posix_fallocate(opened, 0, file.size)
-                    self.memory.append(
-                        self._stack.enter_context(Mapping(opened, file.size, write=True))
-                    )
-                finally:
-                    os.close(opened)
+            for file in memory_files.files(monitor, process, memfd=memfd):
+                self._map_file(file.open(os.O_RDWR), file.size)
+        for number, size in enumerate(self._private or ()):
+            self._map_file(self._private_file(number), size)
+
+    def _map_file(self, opened: int, size: int) -> None:
+        try:
+            # On a full tmpfs, writing to a hole would kill this process in the middle of an epoch.
+            os.posix_fallocate(opened, 0, size)
+            self.memory.append(self._stack.enter_context(Mapping(opened, size, write=True)))
+        finally:
+            os.close(opened)
+
+    def _private_file(self, number: int) -> int:
+        name = f"{_PRIVATE}{number}"
+        if self._kept_in is None:
+            return os.memfd_create(name, os.MFD_CLOEXEC)
+        self._kept_in.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(self._kept_in / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _export(self) -> None:
         if not self._disks:
@@ -295,6 +316,8 @@ class Standby:
 
         Raises HypervisorError, CaptureFailed.
         """
+        if self._private is not None:
+            state = device_state.with_pages(state, self.memory[-len(self._private) :])
         done = 0
         while done < len(state):  # pwrite leaves the file offset at 0, where QEMU begins to read
             done += os.pwrite(self._state, memoryview(state)[done:], done)

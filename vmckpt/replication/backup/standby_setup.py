@@ -20,7 +20,7 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.model.disk import is_locked
 from vmckpt.replication.backup import standby_xml
-from vmckpt.replication.session import Disk, Session, remove_folder
+from vmckpt.replication.session import Disk, Session, private_blocks, remove_folder
 from vmckpt.units import Bytes, Seconds
 from vmckpt.util import atomic_file, host_files
 from vmckpt.util.host_files import Folder, path_of
@@ -97,7 +97,9 @@ def make(session: Session, xml: str) -> None:
     """
     _note_images(session)
     images = {disk.target: disk.path for disk in session.disks}
-    description = standby_xml.standby(xml, images, session.session)
+    description = standby_xml.standby(
+        xml, images, session.session, shares_memory=private_blocks(session) is not None
+    )
     made: list[Path] = []
     try:
         for disk in session.disks:

@@ -11,15 +11,20 @@ MARK = domain_xml.STANDBY
 _WAITING = ("-incoming", "defer")
 
 
-def standby(xml: str, images: Mapping[str, str], session: str) -> str:
+def standby(
+    xml: str, images: Mapping[str, str], session: str, *, shares_memory: bool = False
+) -> str:
     """Return the XML of a guest's standby, which waits for memory.
 
     The standby has its own disks, its network links are down, and its metadata marks it as the
-    standby of `session`. `images`: image path of each replicated disk, by disk name. Raises
-    ValueError if `xml` is not the XML of a domain.
+    standby of `session`. `images`: image path of each replicated disk, by disk name.
+    `shares_memory`: its memory can be mapped, even if the guest's cannot. Raises ValueError if
+    `xml` is not the XML of a domain.
     """
     root = plain(xml)
     place(root, images)
+    if shares_memory:
+        share_memory(root)
     for card in root.findall("devices/interface"):
         link = card.find("link")
         link = ET.SubElement(card, "link") if link is None else link
@@ -32,6 +37,30 @@ def standby(xml: str, images: Mapping[str, str], session: str) -> str:
     wait(root)
     ET.register_namespace("vmckpt-standby", MARK)
     return ET.tostring(root, encoding="unicode")
+
+
+def share_memory(root: ET.Element) -> None:
+    """Put private memory of a guest into a memfd, so that it can be mapped.
+
+    Memory that is shared already stays where it is.
+    """
+    backing = root.find("memoryBacking")
+    backing = ET.SubElement(root, "memoryBacking") if backing is None else backing
+    access = backing.find("access")
+    if access is not None and access.get("mode") == "shared" and _is_file(backing):
+        return
+    for tag in ("source", "access"):
+        for node in backing.findall(tag):
+            backing.remove(node)
+    ET.SubElement(backing, "source").set("type", "memfd")
+    ET.SubElement(backing, "access").set("mode", "shared")
+    for cell in root.findall("cpu/numa/cell[@memAccess]"):
+        cell.set("memAccess", "shared")
+
+
+def _is_file(backing: ET.Element) -> bool:
+    source = backing.find("source")
+    return source is not None and source.get("type") in ("file", "memfd")
 
 
 def wait(root: ET.Element) -> None:

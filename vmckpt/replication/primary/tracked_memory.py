@@ -15,13 +15,16 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vmckpt.capture.memory import memory_files
 from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.page_diff import Flags, Numbers, held
 from vmckpt.capture.memory.process_memory import ProcessMemory
+from vmckpt.capture.memory.ram_blocks import RamBlocks
 from vmckpt.capture.memory.write_tracking import MemoryRange, Runs, WriteTracking, numbers
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
@@ -56,6 +59,18 @@ class MemoryBlock:
     range: MemoryRange
     file: MemoryFile | None = None
     """The shared file that backs the block; None if the memory is private to QEMU."""
+
+
+def blocks_of(found: RamBlocks, process: HeldProcess) -> list[MemoryBlock]:
+    """Return the blocks to track: the guest's memory, then the private blocks.
+
+    Raises OSError if the process has ended.
+    """
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    return [
+        MemoryBlock(one.range, memory_files.shared_file(maps, process, one.range))
+        for one in (*found.guest, *found.private)
+    ]
 
 
 @dataclass(slots=True)

@@ -120,7 +120,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
         made = Scene(one, tmp_path)
         made.one.standstill = made.trials._standstill
         monkeypatch.setattr(test_failover, "QmpMonitor", lambda *_, **__: _monitor(made))
-        monkeypatch.setattr(test_failover, "Standby", lambda *_: made.second)
+        monkeypatch.setattr(test_failover, "Standby", lambda *_, **__: made.second)
         monkeypatch.setattr(test_failover, "_room", lambda *_: made.room)
         monkeypatch.setattr(disk_copy, "start_copies", made.fleece)
         monkeypatch.setattr(test_failover_files, "clear", made.clear)

@@ -1,0 +1,130 @@
+"""Find the RAM blocks of a running QEMU in its address space, whatever backs them.
+
+HMP `info ramblock` lists the blocks. `info mtree -f` shows where the guest sees them, and `gpa2hva`
+returns the address in QEMU of such a place. Blocks that the guest cannot see now have no known
+address. If they are ROMs, their content does not matter here: a QEMU of the same version with the
+same devices fills them with the same content when it starts, and again at every reset.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.capture.memory.write_tracking import CannotTrack, MemoryRange, Why
+from vmckpt.capture.migration_settings import Commands
+from vmckpt.capture.qemu_stream.header import PAGE
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+
+_BLOCK = re.compile(r"^\s*(\S+)\s+\d+ \S+\s+0x[0-9a-f]+\s+0x([0-9a-f]+)\s+0x", re.MULTILINE)
+_REGION = re.compile(
+    r"^\s+([0-9a-f]{16})-[0-9a-f]{16} \(prio -?\d+, (?:ram|rom|romd)\): (\S+)(?: @([0-9a-f]{16}))?",
+    re.MULTILINE,
+)
+_ADDRESS = re.compile(r"Host virtual address for 0x[0-9a-f]+ \((.+)\) is 0x([0-9a-f]+)")
+# Option ROMs of cards, ROMs of fw_cfg (ACPI tables and their loader), and the legacy option ROMs.
+_CONSTANT = re.compile(r"/rom@.+|.+\.rom")
+_MAIN = "pc.ram"
+_OBJECTS = "/objects/"
+
+
+@dataclass(frozen=True, slots=True)
+class RamBlock:
+    """A block of memory in QEMU."""
+
+    name: str
+    """QEMU's name, as in its migration stream."""
+    range: MemoryRange
+
+
+@dataclass(frozen=True, slots=True)
+class RamBlocks:
+    """All blocks whose content must be replicated."""
+
+    guest: tuple[RamBlock, ...]
+    """The guest's memory, in the order of `query-memdev`."""
+    private: tuple[RamBlock, ...]
+    """Other blocks, such as video memory and flash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of a block that the guest sees."""
+
+    name: str
+    guest_address: int
+    offset: int
+    """Offset of the part in the block."""
+
+
+def find(monitor: Commands, process: HeldProcess) -> RamBlocks:
+    """Return the blocks of a guest. Raises CannotTrack, HypervisorError."""
+    sizes = blocks(_hmp(monitor, "info ramblock"))
+    seen = regions(_hmp(monitor, "info mtree -f"))
+    backends = [str(one.get("id", "")) for one in monitor.ask("query-memdev")] or [_MAIN]
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    found: list[RamBlock] = []
+    for name, size in sizes.items():
+        start = _start(monitor, name, seen)
+        if start is None:
+            if _CONSTANT.fullmatch(name):
+                continue
+            raise CannotTrack(process.pid, Why.NOT_FOUND, name)
+        block = RamBlock(name, MemoryRange(start, size))
+        if not is_mapped(maps, block.range):
+            raise CannotTrack(process.pid, Why.NOT_FOUND, f"{name} at {start:#x}")
+        found.append(block)
+    by_name = {one.name.removeprefix(_OBJECTS): one for one in found}
+    guest = tuple(by_name[one] for one in backends if one in by_name)
+    if len(guest) != len(backends):
+        raise CannotTrack(process.pid, Why.NOT_FOUND, ", ".join(backends))
+    return RamBlocks(guest, tuple(one for one in found if one not in guest))
+
+
+def _hmp(monitor: Commands, command: str) -> str:
+    return str(monitor.ask("human-monitor-command", **{"command-line": command}))
+
+
+def _start(monitor: Commands, name: str, seen: Sequence[Region]) -> int | None:
+    """Return a block's address in QEMU; None if it is not known."""
+    found = set()
+    for one in matching(name, seen):
+        told = _ADDRESS.search(_hmp(monitor, f"gpa2hva {one.guest_address:#x}"))
+        # Another region may cover this place in the view of the processor.
+        if told is not None and told[1] == one.name:
+            found.add(int(told[2], 16) - one.offset)
+    return found.pop() if len(found) == 1 else None
+
+
+def blocks(text: str) -> Mapping[str, int]:
+    """Return the size of each block, in bytes, from `info ramblock`. Pure."""
+    return {match[1]: int(match[2], 16) for match in _BLOCK.finditer(text)}
+
+
+def regions(text: str) -> tuple[Region, ...]:
+    """Return the parts of blocks in `info mtree -f`, each part once. Pure."""
+    found = (
+        Region(match[2], int(match[1], 16), int(match[3] or "0", 16))
+        for match in _REGION.finditer(text)
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def matching(name: str, seen: Sequence[Region]) -> list[Region]:
+    """Return the regions of a block: a device's block has the device's path before its name. Pure.
+
+    Only the first region of each name and offset is needed, as the others lead to the same block.
+    """
+    return [one for one in seen if name == one.name or name.endswith(f"/{one.name}")]
+
+
+def is_mapped(maps: str, one: MemoryRange) -> bool:
+    """Return whether a range lies in one writable mapping of /proc/PID/maps. Pure."""
+    if one.start % PAGE or one.size % PAGE or not one.size:
+        return False
+    for line in maps.splitlines():
+        words = line.split(maxsplit=2)
+        start, end = (int(word, 16) for word in words[0].split("-"))
+        if start <= one.start and one.start + one.size <= end:
+            return words[1].startswith("rw")
+    return False

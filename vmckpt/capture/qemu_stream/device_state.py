@@ -1,0 +1,103 @@
+"""A guest's device state without its memory, as a stream that a waiting QEMU loads.
+
+QMP `xen-save-devices-state` writes the state of all devices to a file, in any build of QEMU for
+x86. It neither starts a migration nor changes a setting. The stream is completed here: the header
+in front of it lists the blocks whose pages are added before it is loaded.
+"""
+
+import os
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from vmckpt.capture.memory.page_diff import Mapping as MappedFile
+from vmckpt.capture.migration_settings import Commands
+from vmckpt.capture.qemu_stream.header import (
+    DESCRIPTION,
+    EOF,
+    MAGIC,
+    PAGE,
+    VERSION,
+    Head,
+    RamBlock,
+    parse_head,
+)
+from vmckpt.capture.qemu_stream.stream import StreamWriter
+from vmckpt.errors import CaptureFailed
+
+_COMMAND = "xen-save-devices-state"
+_BEGINNING = MAGIC + struct.pack(">I", VERSION)
+# QEMU expects a description after the devices; it does not read it.
+_ENDING = struct.pack(">BI", DESCRIPTION, 2) + b"{}"
+_MACHINE = "-machine"
+# The number of the section "ram" in the header. QEMU compares only its parts with one another.
+_SECTION, _RAM_VERSION = 2, 4
+_AT_ONCE = 2048
+"""Pages that are written at once."""
+
+
+def is_possible(monitor: Commands) -> bool:
+    """Return whether QEMU has the command. Raises HypervisorError."""
+    return any(one.get("name") == _COMMAND for one in monitor.ask("query-commands"))
+
+
+def head_of(monitor: Commands, blocks: Sequence[tuple[str, int]]) -> Head:
+    """Return the header for a guest's device state. Raises HypervisorError.
+
+    `blocks`: name and size of each block whose pages are added to the stream.
+    """
+    machine = str(monitor.ask("qom-get", path="/machine", property="type"))
+    return Head(
+        machine=machine.removesuffix(_MACHINE), section=_SECTION, instance=0, version=_RAM_VERSION,
+        footers=True, blocks=tuple(RamBlock(name, size) for name, size in blocks),
+    )  # fmt: skip
+
+
+def save(monitor: Commands, head: Head) -> bytes:
+    """Return the device state of a paused guest, as a stream without pages.
+
+    The guest stays paused. Raises HypervisorError, CaptureFailed.
+    """
+    # A file, since QEMU truncates what it opens. QEMU needs a descriptor that is only for writing.
+    file = os.memfd_create("vmckpt-devices", os.MFD_CLOEXEC)
+    try:
+        writing = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            told = monitor.tell("add-fd", {}, files=(writing,))
+        finally:
+            os.close(writing)
+        number = int(told["fdset-id"])
+        try:
+            monitor.tell(_COMMAND, {"filename": f"/dev/fdset/{number}", "live": False})
+        finally:
+            monitor.tell("remove-fd", {"fdset-id": number})
+        data = os.pread(file, os.fstat(file).st_size, 0)
+    finally:
+        os.close(file)
+    if not data.startswith(_BEGINNING) or data[-1] != EOF:
+        raise CaptureFailed(f"{monitor.name} on {monitor.host}: QEMU wrote no device state")
+    return head.written() + data[len(_BEGINNING) :] + _ENDING
+
+
+def with_pages(state: bytes, blocks: Sequence[MappedFile]) -> bytes:
+    """Return a device state with the pages of its blocks, ready to be loaded.
+
+    `blocks`: the content of each block of the header, in its order. Raises StreamDamaged,
+    CaptureFailed if the sizes differ.
+    """
+    head, length = parse_head(state)
+    if [one.size for one in blocks] != [one.size for one in head.blocks]:
+        raise CaptureFailed("the blocks of the device state are not those of the standby")
+    out: list[bytes] = []
+    writer = StreamWriter(head, lambda part: out.append(bytes(part)))
+    writer.opening()
+    for block, mapped in zip(head.blocks, blocks, strict=True):
+        for first in range(0, len(mapped.pages), _AT_ONCE):
+            pages = mapped.pages[first : first + _AT_ONCE]
+            addresses = np.arange(first, first + len(pages), dtype=np.uint64) * np.uint64(PAGE)
+            full = pages.any(axis=1)
+            writer.pages(block.name, addresses[full], pages[full].view(np.uint8))
+            writer.zeros(block.name, addresses[~full])
+    writer.closing(memoryview(state)[length:])
+    return b"".join(out)
