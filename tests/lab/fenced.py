@@ -15,7 +15,7 @@ from vmckpt_lab import guests, host, lab
 from vmckpt_lab.processes import Census
 
 GUEST: dict[str, Any] = {
-    "memory": "160MiB", "dirty": "32MiB@10MiB/s", "shared_memory": True, "disk": "32MiB",
+    "memory": "160MiB", "dirty": "32MiB@10MiB/s", "disk": "32MiB",
 }  # fmt: skip
 SECRET = "correct-horse"
 SOON = 40.0

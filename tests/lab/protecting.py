@@ -16,12 +16,9 @@ from vmckpt.replication import control_socket
 from vmckpt.replication.watchdog import process as watchdog
 from vmckpt_lab import guests, host, lab, network
 
-GUEST: dict[str, Any] = {
-    "memory": "160MiB",
-    "dirty": "32MiB@10MiB/s",
-    "shared_memory": True,
-    "disk": "32MiB",
-}
+# As virt-install would define it: its memory cannot be mapped.
+GUEST: dict[str, Any] = {"memory": "160MiB", "dirty": "32MiB@10MiB/s", "disk": "32MiB"}
+PREPARED: dict[str, Any] = {**GUEST, "shared_memory": True}
 LEFT = "/run/vmckpt/replication"
 OURS = f"nbdkit|{watchdog.__name__}|vmckpt.agent.replication"
 """In the command lines of a protection's processes."""

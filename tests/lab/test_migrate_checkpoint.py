@@ -21,7 +21,7 @@ from vmckpt_lab.machine_speed import slowness
 pytestmark = pytest.mark.long
 
 GUEST: dict[str, Any] = {
-    "memory": "128MiB", "dirty": "16MiB@5MiB/s", "shared_memory": True, "disk": "8MiB",
+    "memory": "128MiB", "dirty": "16MiB@5MiB/s", "disk": "8MiB",
 }  # fmt: skip
 # Rewrites its region faster than the link carries, so pre-copy never ends; an eighth of each page.
 BUSY: dict[str, Any] = {**GUEST, "dirty": "32MiB@40MiB/s"}
@@ -142,12 +142,16 @@ def test_a_guest_that_is_stored_nowhere_stays_so(pair: Bench) -> None:
 
 
 def test_what_is_against_it_is_said_before_anything_is_changed(pair: Bench) -> None:
-    pair.guest(**{**GUEST, "shared_memory": False})
-    refused = migrate(pair, "beta", *CHECKPOINT)
-    assert codes(refused) == ["no-checkpoints"]
+    pair.guest(**GUEST)
+    strict = pair.plan.folder / "strict.yaml"
+    strict.write_text(
+        "version: vmckpt/v1\nname: strict\nmode: checkpoint\nlimits: {max_downtime: 5ms}\n"
+    )
+    refused = migrate(pair, "beta", "--policy", str(strict))
+    assert codes(refused) == ["pause-long"]
     (found,) = [one for one in refused.json["findings"] if one["severity"] == "blocker"]
-    assert "vmckpt prepare" in found["mend"]
-    planned = pair.run("plan", "web1", "--to", "beta", "--mode", "checkpoint", "--json")
+    assert "allow a longer pause" in found["hint"]
+    planned = pair.run("plan", "web1", "--to", "beta", "--policy", str(strict), "--json")
     assert planned.json["forecasts"] == []
     assert not planned.json["possible"]
     assert pair.where() == ["alpha"]

@@ -15,7 +15,7 @@ from vmckpt.units import MIB
 from vmckpt_lab import guests, host, lab
 
 GUEST: dict[str, Any] = {
-    "memory": "160MiB", "dirty": "32MiB@10MiB/s", "shared_memory": True, "disk": "128MiB",
+    "memory": "160MiB", "dirty": "32MiB@10MiB/s", "disk": "128MiB",
     "written": "64MiB", "private_disk": True,
 }  # fmt: skip
 HOW = ("--interval", "200ms", "--failover", "automatic", "--ttl", f"{TTL:g}s", "--json")

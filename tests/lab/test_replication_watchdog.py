@@ -11,6 +11,7 @@ import pytest
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.protecting import (
     GUEST,
+    PREPARED,
     SOON,
     asked,
     epochs,
@@ -107,7 +108,7 @@ def test_where_ptrace_is_refused_two_watchdogs_restart_each_other_and_end_the_gu
     pair: Bench,
 ) -> None:
     _without_ptrace(pair, "alpha")
-    pair.guest(**GUEST)
+    pair.guest(**PREPARED)  # without ptrace, memory is compared
     done = pair.good("protect", "web1", "--to", "beta", "--interval", "200ms", "--failover",
                      "automatic", "--ttl", "10s")  # fmt: skip
     told = " ".join(done.out.split())
