@@ -1,14 +1,18 @@
 """Measure the replication of a busy guest: the cost of an epoch, and the speed of a failover.
 
     sudo .venv/bin/python -m bench.replication [--minutes 10] [--turns 5]
-        [--only pause,bare,curve,loaded,failover,moves] [--json bench/results/replication.json]
+        [--only pause,sizes,bare,curve,loaded,failover,moves]
+        [--json bench/results/replication.json]
 
 The lab has two hosts and a lease store. A guest with 256 MiB of memory writes 20 MiB/s to memory,
 and constantly writes to its disk and network, under TCG on the cores that the agents also use.
 
 * pause: protect the guest for some minutes, with 100 ms between epochs. Measures the pauses, the
   parts of a pause, and whether the agents' memory grows.
-* bare: capture epochs of an unprotected guest, alternately with and without comparing memory.
+* sizes: protect guests of 256 MiB, 4 GiB and 8 GiB, which all write the same, for half a minute
+  each, with 100 ms between epochs. Measures the pause, and the memory of the primary's agent.
+* bare: capture epochs of an unprotected guest, in turns with write tracking, with a comparison of
+  memory, and with neither.
 * curve: measure the guest's work for several intervals, relative to its work before the protection.
 * loaded: keep each core busy with another program, with automatic failover by the lease. The
   standby must not take over, and the guest must not be stopped.
@@ -34,7 +38,8 @@ from vmckpt_lab import guests, host, lab, ledger, network
 from vmckpt_lab.observer import client
 from vmckpt_lab.plan import LabPlan
 
-PHASES = ("pause", "bare", "curve", "loaded", "failover", "moves")
+PHASES = ("pause", "sizes", "bare", "curve", "loaded", "failover", "moves")
+SIZES = ("256MiB", "4GiB", "8GiB")
 INTERVALS = (50, 100, 250, 500, 1000)
 GUEST = "web1"
 _BEFORE = 10.0
@@ -54,10 +59,10 @@ def primary(hands: Hands) -> dict[str, Any]:
     return dict(one["says"]["alpha"])
 
 
-def start(plan: LabPlan) -> None:
-    """Start the guest that is used for all figures."""
-    wishes: dict[str, Any] = {"memory": "256MiB", "dirty": "64MiB@20MiB/s", "disk": "64MiB"}
-    guests.start(plan, GUEST, "alpha", shared_memory=True, **wishes)
+def start(plan: LabPlan, *, memory: str = "256MiB", shared: bool = False) -> None:
+    """Start the guest that is used for all figures. `shared`: its memory is in a file."""
+    wishes: dict[str, Any] = {"memory": memory, "dirty": "64MiB@20MiB/s", "disk": "64MiB"}
+    guests.start(plan, GUEST, "alpha", shared_memory=shared, **wishes)
     time.sleep(5.0)
 
 
@@ -83,9 +88,28 @@ def pause(hands: Hands, minutes: float) -> dict[str, Any]:
     return {"ready_s": ready["took"], "looks": looks, "ledgers_whole": whole}
 
 
+def sizes(hands: Hands) -> dict[str, Any]:
+    """Measure the pause of guests that differ only in the size of their memory."""
+    found = {}
+    for size in SIZES:
+        start(hands.plan, memory=size)
+        ready = protect(hands, "100ms")
+        time.sleep(_WITHIN)
+        told = primary(hands)
+        found[size] = {
+            "ready_s": ready["took"], "expected_pause_s": ready["expected_pause"],
+            "pause_s": told["median"]["pause_s"], "p99_s": told["pause_p99_s"],
+            "median": told["median"], "rss_mib": rss(hands.plan),
+        }  # fmt: skip
+        print(f"  {size}: {1e3 * told['median']['pause_s']:.1f} ms", flush=True)
+        hands.vmckpt("unprotect", GUEST)
+        found[size]["ledgers_whole"] = hands.gone(GUEST)
+    return found
+
+
 def bare(hands: Hands) -> dict[str, Any]:
-    """Measure the pause of an epoch with and without comparing memory, on the host itself."""
-    start(hands.plan)
+    """Measure the pause of an epoch with each method to find changed pages, on the host itself."""
+    start(hands.plan, shared=True)
     words = (GUEST, "/dev/shm/vmckpt-bench-bare", "100")
     found = dict(hands.inside(*words, program="bench.replication_inside"))
     return {**found, "ledgers_whole": hands.gone(GUEST)}
@@ -272,6 +296,7 @@ def main(words: Sequence[str] | None = None) -> None:
         hands = Hands(plan, plan.folder / "identity")
         steps: dict[str, Callable[[], dict[str, Any]]] = {
             "pause": lambda: pause(hands, chosen.minutes),
+            "sizes": lambda: sizes(hands),
             "bare": lambda: bare(hands),
             "curve": lambda: curve(hands, chosen.turns),
             "loaded": lambda: loaded(hands, chosen.minutes),

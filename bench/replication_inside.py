@@ -20,18 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.capture import migration_settings, network_hold
-from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory import memory_files, ram_blocks
 from vmckpt.capture.memory.page_diff import Flags, Numbers
 from vmckpt.capture.migration_settings import IGNORE_SHARED
+from vmckpt.capture.qemu_stream import device_state
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.dirty_pages.finder import Changed, Pages
+from vmckpt.replication.primary import tracked_memory
 from vmckpt.replication.primary.copied_memory import CopiedMemory
-from vmckpt.replication.primary.epoch_capture import Capturer
+from vmckpt.replication.primary.epoch_capture import Capturer, DeviceStateCapturer
 from vmckpt.replication.primary.memory import Piece, ProtectedMemory
 from vmckpt.replication.primary.network_buffer import Buffers
-from vmckpt.replication.primary.tracked_memory import MemoryBlock, TrackedMemory
+from vmckpt.replication.primary.tracked_memory import TrackedMemory
 from vmckpt.replication.protocol.connection import PeerConnection
 
 _APART = 0.1
@@ -67,6 +69,10 @@ class Nothing:
         return 0
 
 
+def nothing(_on: bool) -> None:
+    """For `Capturer.still`."""
+
+
 def send(memory: ProtectedMemory, changed: Sequence[Changed]) -> None:
     """As if all of the epoch was sent."""
     for block, one in enumerate(changed):
@@ -88,11 +94,14 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
         stack.callback(migration_settings.break_off, monitor, undo)
         process = stack.enter_context(identity.require(uuid, guest, monitor.host))
         files = memory_files.files(monitor, process)
-        blocks = [MemoryBlock(one.range, one) for one in files if one.range is not None]
+        found_blocks = ram_blocks.find(monitor, process)
+        blocks = tracked_memory.blocks_of(found_blocks, process)
+        private = [(one.name, one.range.size) for one in found_blocks.private]
+        head = device_state.head_of(monitor, private)
         methods: dict[str, ProtectedMemory] = {
             "write tracking": TrackedMemory(process, blocks, stack),
-            "compare": CopiedMemory(files, folder, stack),
             "none": Nothing(),
+            "compare": CopiedMemory(files, folder, stack),
         }
         owner = qemu_user.owner("qemu:///system", "")
         buffers = Buffers(monitor, network_hold.hold_facts(monitor).cards, folder, owner)
@@ -100,8 +109,12 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
         stack.callback(buffers.remove)
         for turn in range(turns):
             for name, finder in methods.items():
-                capturer = Capturer(
-                    monitor, undo, finder=finder, output=buffers, logs=(), still=lambda _: None
+                capturer = (
+                    Capturer(monitor, undo, finder=finder, output=buffers, logs=(), still=nothing)
+                    if name == "compare"
+                    else DeviceStateCapturer(
+                        monitor, undo, head, finder=finder, output=buffers, logs=(), still=nothing
+                    )
                 )
                 began = time.monotonic()
                 epoch = capturer.take()

@@ -46,14 +46,6 @@ class MemoryFile:
     qemu: HeldProcess | None = None
     """The QEMU process to which the path refers; None if the file belongs to vmckpt."""
 
-    @property
-    def range(self) -> MemoryRange | None:
-        """Where QEMU has mapped the file; None if the file belongs to vmckpt."""
-        if self.qemu is None:
-            return None
-        start, end = (int(one, 16) for one in self.path.name.split("-"))
-        return MemoryRange(start, end - start)
-
     def open(self, flags: int) -> int:
         """Open the file as `os.open` does.
 

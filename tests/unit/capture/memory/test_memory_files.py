@@ -13,6 +13,7 @@ import pytest
 
 from vmckpt.capture.memory import memory_files
 from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.capture.memory.write_tracking import MemoryRange
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.util import host_directories
@@ -103,6 +104,31 @@ def test_a_file_that_qemu_has_mapped_is_found_and_opened(mapped: Path) -> None:
     assert found.names == ("ram", "/objects/ram")
     assert os.pread(opened, 4, 0) == b"here"
     os.close(opened)
+
+
+def test_a_memfd_is_found_for_what_needs_no_migration() -> None:
+    made = os.memfd_create("memory-backend-memfd")
+    os.ftruncate(made, 7 * 4096)
+    os.pwrite(made, b"here", 4096)
+    monitor: Any = Monitor("memory-backend-memfd", size=7 * 4096)
+    with HeldProcess(os.getpid()) as process, mmap(made, 7 * 4096):
+        (found,) = memory_files.files(monitor, process, memfd=True)
+        opened = found.open(os.O_RDONLY)
+        assert os.pread(opened, 4, 4096) == b"here"
+        os.close(opened)
+    os.close(made)
+    with HeldProcess(os.getpid()) as process, pytest.raises(CannotCapture, match="is not mapped"):
+        memory_files.files(monitor, process, memfd=True)
+
+
+def test_a_range_is_of_a_shared_file_or_of_none() -> None:
+    maps = "1000-3000 rw-s 00000000 00:01 7 /memfd:x (deleted)\n5000-7000 rw-p 00000000 00:00 0\n"
+    with HeldProcess(os.getpid()) as process:
+        found = memory_files.shared_file(maps, process, MemoryRange(0x1000, 0x2000))
+        assert found is not None
+        assert (found.size, found.path.name, found.qemu) == (0x2000, "1000-3000", process)
+        for other in (MemoryRange(0x1000, 0x1000), MemoryRange(0x5000, 0x2000)):
+            assert memory_files.shared_file(maps, process, other) is None
 
 
 def test_a_file_of_a_qemu_that_has_ended_is_not_opened(tmp_path: Path) -> None:

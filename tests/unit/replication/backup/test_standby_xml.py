@@ -47,6 +47,36 @@ def arguments(xml: str) -> list[str | None]:
     return [one.get("value") for one in ET.fromstring(xml).findall(f"{Q}commandline/{Q}arg")]
 
 
+@pytest.mark.parametrize(
+    "backing",
+    [
+        "", "<memoryBacking><hugepages/></memoryBacking>",
+        "<memoryBacking><source type='file'/></memoryBacking>",
+        "<memoryBacking><source type='anonymous'/><access mode='private'/></memoryBacking>",
+        "<memoryBacking><access mode='shared'/></memoryBacking>",
+    ],
+)  # fmt: skip
+def test_the_standby_of_a_guest_with_private_memory_shares_its_own(backing: str) -> None:
+    xml = XML.replace("<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>",
+                      backing).replace("memAccess='shared'", "memAccess='private'")  # fmt: skip
+    made = ET.fromstring(standby_xml.standby(xml, IMAGES, "s-1", shares_memory=True))
+    (found,) = made.findall("memoryBacking")
+    kept = [node.tag for node in found if node.tag not in ("source", "access")]
+    assert kept == (["hugepages"] if "hugepages" in backing else [])
+    assert [node.get("type") for node in found.findall("source")] == ["memfd"]
+    assert [node.get("mode") for node in found.findall("access")] == ["shared"]
+    assert {node.get("memAccess") for node in made.findall("cpu/numa/cell")} == {"shared"}
+    as_before = ET.fromstring(standby_xml.standby(xml, IMAGES, "s-1"))
+    assert as_before.find("memoryBacking/source[@type='memfd']") is None
+
+
+@pytest.mark.parametrize("kind", ["file", "memfd"])
+def test_memory_that_is_shared_already_stays_where_it_is(kind: str) -> None:
+    xml = XML.replace("<source type='file'/><access", f"<source type='{kind}'/><access")
+    made = ET.fromstring(standby_xml.standby(xml, IMAGES, "s-1", shares_memory=True))
+    assert [node.get("type") for node in made.findall("memoryBacking/source")] == [kind]
+
+
 def test_a_standby_waits_for_memory_behind_what_its_qemu_is_told_already() -> None:
     assert arguments(MADE[0]) == ["-msg", "timestamp=on", "-incoming", "defer"]
     assert arguments(standby_xml.standby(SMALL, {}, "5e55")) == ["-incoming", "defer"]

@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 
 from tests.support.replicas import Qemu
+from vmckpt.capture.memory.shared_memory import Resumed
 from vmckpt.capture.migration_settings import IGNORE_SHARED, Undo
+from vmckpt.capture.qemu_stream.header import EOF, MAGIC, Head, RamBlock
 from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.replication.dirty_pages.finder import Changed
-from vmckpt.replication.primary.epoch_capture import Capturer
+from vmckpt.replication.primary.epoch_capture import Capturer, DeviceStateCapturer
 
 UNDO = Undo(guest="g", capabilities={IGNORE_SHARED: False}, bandwidth=7, runs=True, folder="")
+HEAD = Head(
+    machine="pc-i440fx-7.2", section=2, instance=0, version=4, footers=True,
+    blocks=(RamBlock("pc.bios", 1 << 16),),
+)  # fmt: skip
+BEGINNING = MAGIC + (3).to_bytes(4, "big")
 STATE = b"what the devices are" * 100
 NONE = Changed(numbers=np.zeros(0, dtype=np.intp), pages=np.zeros((0, 512), dtype=np.uint64))
 
@@ -63,6 +70,31 @@ class Migrating(Qemu):
         self._pipe = -1
 
 
+class Saving(Migrating):
+    """Writes the state of its devices to a file that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._file = -1
+        self.resumed = False
+
+    def tell(self, command: str, arguments: dict[str, Any], *, files: tuple[int, ...] = ()) -> Any:
+        super().tell(command, arguments, files=files)
+        match command:
+            case "add-fd":
+                self._file = os.dup(files[0])
+                return {"fdset-id": 3, "fd": self._file}
+            case "xen-save-devices-state":
+                assert arguments == {"filename": "/dev/fdset/3", "live": False}
+                os.write(self._file, BEGINNING + b"the devices" + bytes([EOF]))
+                self.state = "running" if self.resumed else self.state
+            case "remove-fd":
+                os.close(self._file)
+            case _:
+                pass
+        return None
+
+
 class Log:
     def __init__(self, events: list[str]) -> None:
         self._events = events
@@ -80,13 +112,19 @@ class Log:
 class World:
     """A capturer with all that it uses; `breaks` names what raises."""
 
-    def __init__(self, breaks: str = "") -> None:
-        self.qemu = Migrating()
+    def __init__(self, breaks: str = "", qemu: Migrating | None = None) -> None:
+        self.qemu = Migrating() if qemu is None else qemu
         self.events, self._breaks = self.qemu.events, breaks
         self.log = Log(self.events)
         self.stands = False
         self.capturer = Capturer(
             self.qemu, UNDO, finder=self, output=self, logs=[self.log], still=self.still,
+        )  # fmt: skip
+
+    def saving(self) -> DeviceStateCapturer:
+        """Another capturer with the same parts."""
+        return DeviceStateCapturer(
+            self.qemu, UNDO, HEAD, finder=self, output=self, logs=[self.log], still=self.still,
         )  # fmt: skip
 
     def _event(self, name: str) -> None:
@@ -194,3 +232,56 @@ def test_nothing_is_begun_if_memory_cannot_be_looked_at() -> None:
     with suppress(CaptureFailed):
         one.capturer.take()
     assert one.events == ["prepare"]
+
+
+# --- without a migration --------------------------------------------------------------------------
+
+
+def test_a_device_state_is_saved_without_a_migration() -> None:
+    one = World(qemu=Saving())
+    epoch = one.saving().take()
+    assert one.events == [
+        "prepare", "open", "stands still", "stop", "compare", "add-fd", "xen-save-devices-state",
+        "remove-fd", "log's end", "output", "cont", "closed", "runs",
+    ]  # fmt: skip
+    assert epoch.state.startswith(HEAD.written() + b"the devices" + bytes([EOF]))
+    assert (epoch.ends, epoch.packets, epoch.changed) == ((4096,), 3, [NONE])
+    assert list(epoch.phases) == ["stop", "device state", "output", "changed pages", "cont"]
+    assert abs(sum(epoch.phases.values()) - epoch.pause) < 1e-6
+
+
+def test_the_last_device_state_leaves_the_guest_standing() -> None:
+    one = World(qemu=Saving())
+    one.saving().take(goes_on=False)
+    assert (one.qemu.state, one.log.open, one.stands) == ("paused", False, True)
+
+
+@pytest.mark.parametrize("breaks", ["compare", "output", "result"])
+def test_what_breaks_beside_a_saved_state_is_put_back(breaks: str) -> None:
+    one = World(breaks, Saving())
+    with pytest.raises((CaptureFailed, MemoryError)):
+        one.saving().take()
+    assert one.qemu.state == "running"
+    assert (one.log.open, one.stands) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "command", ["stop", "add-fd", "xen-save-devices-state", "remove-fd", "cont"]
+)
+def test_a_refused_command_beside_a_saved_state_is_no_end_of_the_guest(command: str) -> None:
+    one = World(qemu=Saving())
+    one.qemu.fails = {command: HypervisorError(f"{command}: no", host="alpha")}
+    with pytest.raises(HypervisorError, match=f"{command}: no"):
+        one.saving().take()
+    assert one.qemu.state == "running"
+    assert (one.log.open, one.stands) == (False, False)
+
+
+def test_a_guest_that_was_resumed_meanwhile_is_captured_again() -> None:
+    qemu = Saving()
+    qemu.resumed = True
+    one = World(qemu=qemu)
+    with pytest.raises(Resumed, match="was resumed during its capture: it is running") as caught:
+        one.saving().take()
+    assert caught.value.found == [NONE]
+    assert one.qemu.state == "running"
