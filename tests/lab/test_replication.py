@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from tests.lab.protecting import (
     theirs,
     tidied,
 )
-from vmckpt_lab import host, lab, network
+from vmckpt_lab import guests, host, lab, network
 from vmckpt_lab.machine_speed import slowness
 
 
@@ -84,6 +85,36 @@ def test_a_host_that_dies_is_followed_by_its_standby(pair: Bench) -> None:
     assert left(pair) == []
     assert stored(pair, "beta") == ["web1"]
     assert pair.inside("alpha", "virsh", "list", "--all", "--name").split() == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("screen", ["vga", "virtio"])
+def test_a_guest_with_the_devices_of_virt_install_is_protected_as_it_is(
+    pair: Bench, monkeypatch: pytest.MonkeyPatch, screen: str
+) -> None:
+    plain = guests.domain_xml
+
+    def with_more(*words: Any) -> str:
+        more = f"<video><model type='{screen}'/></video><memballoon model='virtio'/>"
+        xml = plain(*words).replace("<memballoon model='none'/>", more)
+        return xml.replace("machine='pc'", "machine='q35'")
+
+    monkeypatch.setattr(guests, "domain_xml", with_more)
+    pair.guest(**GUEST, boot=True)
+    forecast = pair.good("protect", "web1", "--to", "beta", "--dry-run", "--json").json
+    assert 0 < forecast["expected_pause"] < 0.5
+    protect(pair)
+    assert ours(pair)["finder"] == "write-tracking"
+    epochs(pair)
+    host.power_off(pair.plan.host("alpha"))
+    until(lambda: pair.where() == ["beta"], limit=SOON)
+    heard = pair.seen().heard
+    until(lambda: pair.seen().heard > heard + 5, limit=SOON)
+    assert pair.ledgers() == WHOLE
+    lab.heal(pair.plan, "alpha")
+    pair.good("recover", "--json")
+    assert left(pair) == []
+    assert "memfd" not in pair.inside("beta", "virsh", "dumpxml", "--inactive", "web1")
 
 
 @pytest.mark.long

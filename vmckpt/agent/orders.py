@@ -216,6 +216,8 @@ class ReplicaOrder:
     """`before`: path and format of each image, by disk."""
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """`before`: guest and format of each image that other guests use, by path."""
+    finder: str = ""
+    """`look`: the method that is to find changed pages; empty: the best that is possible."""
     folder: str = ""
     """`room`: directory for the new images. It may belong to another user."""
     files: Sequence[str] = ()

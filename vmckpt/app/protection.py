@@ -12,6 +12,7 @@ from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, maintenance
 from vmckpt.journal.records import Operation
+from vmckpt.model.epoch_cost import Finder
 from vmckpt.model.host import Host
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
@@ -44,6 +45,8 @@ class Request:
     """Overrides for fields of policy.model.Protection."""
     storage: str | None
     dry_run: bool
+    finder: Finder | None = None
+    """The method that is to find changed pages; None: the best that is possible."""
     reverse: bool = False
     """Whether the standby reuses the images that the guest left on its former host."""
 
@@ -74,7 +77,7 @@ async def protect(controller: Controller, request: Request, told: Told) -> Prote
     asked = ProtectRequest(
         guest=request.guest, to=backup.name, storage=request.storage, dry_run=request.dry_run,
         terms=replace(chosen.protection, **request.wishes), reverse=request.reverse,
-        earlier=earlier,
+        earlier=earlier, finder=request.finder,
     )  # fmt: skip
     setting = Setting(primary=primary, backup=backup, lease=inventory.lease)
     return await start.protect(setting, asked, caller, told)

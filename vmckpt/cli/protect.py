@@ -11,6 +11,7 @@ from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, seconds
 from vmckpt.cli.output import stop_on_signals
 from vmckpt.errors import BadInput, Blocked
+from vmckpt.model.epoch_cost import Finder
 from vmckpt.model.finding import Severity
 from vmckpt.policy.model import Failover, Policy
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_count, show_seconds
@@ -96,6 +97,10 @@ def protect(
         Seconds | None,
         typer.Option(parser=seconds, metavar="TIME", help="Lifetime of the lease, like 2s."),
     ] = None,
+    finder: Annotated[
+        Finder | None,
+        typer.Option(help="How changed pages are found. Default: the best that is possible."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")] = False,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -118,6 +123,9 @@ def protect(
     After a failover, --reverse protects the guest with a standby on its former host, once that host
     is up again. The standby reuses the guest's images there, so only differences are copied. An
     image that cannot be reused is reported and copied completely.
+
+    --finder write-tracking tracks the writes of the guest as it is. --finder compare compares all
+    memory in each epoch; it needs memory in a file on tmpfs (see vmckpt prepare).
 
     The command returns when the standby is ready; the protection then continues in the background
     (see vmckpt status). Ctrl-C before the standby is ready ends the protection.
@@ -146,7 +154,7 @@ def protect(
     if ttl is not None:
         wishes["lease"] = ttl
     request = Request(guest=guest, to=to, policy=forced, wishes=wishes, storage=storage,
-                      dry_run=dry_run, reverse=reverse)  # fmt: skip
+                      finder=finder, dry_run=dry_run, reverse=reverse)  # fmt: skip
     done = asyncio.run(_protect(known, shelf, request))
     if json:
         output.print_json(done.as_json())

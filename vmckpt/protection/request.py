@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from vmckpt.model.disk import Room
+from vmckpt.model.epoch_cost import Finder
 from vmckpt.model.finding import Finding
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Failover, Protection
@@ -53,6 +54,8 @@ class ProtectRequest:
     """The policy's terms with the options of the command applied."""
     storage: str | None = None
     """Directory on the backup for the standby's images; None: the inventory's default."""
+    finder: Finder | None = None
+    """The method that is to find changed pages; None: the best that is possible."""
     dry_run: bool = False
     reverse: bool = False
     """The standby is to take over the images that the guest previously used on the backup."""

@@ -59,7 +59,9 @@ async def protect(
         guest = await domains.find_guest(hypervisor, request.guest)
     if guest is None or not guest.state.is_active:
         raise BadInput(f"{request.guest} is not running on {setting.primary.name}")
-    looked = await protection_agent_client.order(setting.primary, guest.uuid, "look")
+    looked = await protection_agent_client.order(
+        setting.primary, guest.uuid, "look", finder=request.finder or ""
+    )
     taking = await gather.taking(setting, request, guest, looked)
     saw = await gather.seen(setting, request, guest, looked, taking)
     found = [*taking.findings, *preflight.check_protection(saw)]

@@ -312,7 +312,7 @@ def test_images_of_a_standby_whose_host_was_rebooted_are_found_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """QEMU and its agent are gone then, and nobody else knows of them."""
-    monkeypatch.setattr(standby_xml, "standby", lambda *_: "<domain/>")
+    monkeypatch.setattr(standby_xml, "standby", lambda *_, **__: "<domain/>")
     monkeypatch.setattr(hypervisor_standby_domain, "create_paused", lambda *_, **__: None)
     path, taken = tmp_path / "web1.qcow2", tmp_path / "data.qcow2"
     taken.write_bytes(b"the guest's, from before")

@@ -42,7 +42,7 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
     host_directories.require_own_directory()
     with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
         with identity.require(order.guest, monitor.name, order.host) as process:
-            memory = _memory_facts(monitor, process)
+            memory = _memory_facts(monitor, process, order.finder)
         bitmaps.require_reopen(monitor)
         # Read before the cards and the definition, to notice a device that is added meanwhile.
         seen = devices.device_facts(monitor)
@@ -61,13 +61,15 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def _memory_facts(monitor: QmpMonitor, process: HeldProcess) -> dict[str, Any]:
+def _memory_facts(monitor: QmpMonitor, process: HeldProcess, finder: str) -> dict[str, Any]:
     """Return sizes of the guest's memory, the private blocks, and what an epoch costs.
 
-    "private" is None if changed pages must be found by comparison. Raises CannotCapture if that is
-    not possible, either; HypervisorError.
+    "private" is None if changed pages must be found by comparison. `finder`: see ReplicaOrder.
+    Raises CannotCapture if that is not possible, either, or not wanted; HypervisorError.
     """
     try:
+        if finder == Finder.COMPARE:
+            raise CannotTrack(process.pid, Why.NOT_WANTED)
         if not device_state.is_possible(monitor):
             raise CannotTrack(process.pid, Why.NOT_SUPPORTED)
         found = ram_blocks.find(monitor, process)
@@ -81,6 +83,11 @@ def _memory_facts(monitor: QmpMonitor, process: HeldProcess) -> dict[str, Any]:
                 "private": [[one.name, one.range.size] for one in found.private],
                 "epoch_cost": asdict(cost),
             }  # fmt: skip
+    if finder == Finder.WRITE_TRACKING:
+        raise CannotCapture(
+            f"the writes of {monitor.name} on {monitor.host} cannot be tracked: {cost.why}",
+            hint="run vmckpt doctor, or use --finder compare",
+        )
     files = memory_files.files(monitor, process)
     return {
         "memory": [file.size for file in files], "private": None, "epoch_cost": asdict(cost),

@@ -54,6 +54,7 @@ class Why(Enum):
     NOT_PERMITTED = "QEMU must not create a userfaultfd"
     CONFLICT = "another userfaultfd is tracking its memory, as for a snapshot or post-copy"
     NO_CALL = "no system call could be made in QEMU"
+    NOT_WANTED = "another method was chosen"
     NOT_SUPPORTED = "QEMU cannot save its devices' state without its memory"
     NOT_FOUND = "the address of a block of its memory is not known"
     GONE = "QEMU's memory has changed"

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from tests.support.replicas import session
+from tests.support.scratch_qemu import SIZE, Scratch
 from tests.support.staging import in_memory
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.protocol import ControllerChannel
-from vmckpt.agent.replication import handover, orders, teardown
-from vmckpt.errors import GuestLocked
+from vmckpt.agent.replication import handover, orders, queries, teardown
+from vmckpt.capture.memory import write_tracking
+from vmckpt.errors import CannotCapture, GuestLocked
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.model.epoch_cost import Finder
 from vmckpt.replication.control_socket import Control
 from vmckpt.replication.watchdog import process
 
@@ -128,3 +132,39 @@ def test_a_folder_has_one_agent(folder: Path) -> None:
         pass
     with handover.only_agent(session(), folder):
         pass
+
+
+def memory_facts(guest: Scratch, finder: str = "") -> dict[str, Any]:
+    monitor: Any = guest
+    with HeldProcess(guest.pid) as held:
+        return queries._memory_facts(monitor, held, finder)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_guest_is_tracked_whatever_its_memory_is(private: bool) -> None:
+    with Scratch(accelerator="tcg", private=private) as guest:
+        told = memory_facts(guest)
+    assert told["memory"] == [SIZE]
+    assert [name for name, _ in told["private"]] == ["pc.rom", "pc.bios"]
+    assert told["epoch_cost"]["finder"] == Finder.WRITE_TRACKING
+    assert told["epoch_cost"]["written"] > 0
+
+
+def test_a_guest_whose_writes_cannot_be_tracked_needs_memory_in_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(write_tracking, "_FEATURES", 1 << 60)
+    with Scratch(accelerator="tcg", private=True) as guest:
+        with pytest.raises(CannotCapture, match="is private to QEMU"):
+            memory_facts(guest)
+        with pytest.raises(CannotCapture, match=r"cannot be tracked: .*Linux 6\.7") as caught:
+            memory_facts(guest, Finder.WRITE_TRACKING)
+        assert "vmckpt doctor" in str(caught.value.hint)
+
+
+def test_comparing_can_be_chosen() -> None:
+    with (
+        Scratch(accelerator="tcg", private=True) as guest,
+        pytest.raises(CannotCapture, match="is private to QEMU"),
+    ):
+        memory_facts(guest, Finder.COMPARE)
