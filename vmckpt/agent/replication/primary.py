@@ -193,7 +193,9 @@ class _Agent:
             return CopiedMemory(files, memory_of(self.folder), stack)
         self._status.finds(Finder.WRITE_TRACKING, "the kernel reports the pages that QEMU writes")
         found = ram_blocks.find(monitor, self._process)
-        return TrackedMemory(self._process, tracked_memory.blocks_of(found, self._process), stack)
+        blocks = tracked_memory.blocks_of(found, self._process)
+        hot = tracked_memory.HOT_MOVE if self._session.moves else tracked_memory.HOT
+        return TrackedMemory(self._process, blocks, stack, hot=hot)
 
     def _capturer(
         self, monitor: QmpMonitor, memory: ProtectedMemory, filters: Buffers,

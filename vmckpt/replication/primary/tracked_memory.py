@@ -38,6 +38,9 @@ from vmckpt.units import MIB
 HOT = 64 * MIB >> 12
 """Default maximum number of pages whose last sent content is kept, so that only differences are
 sent."""
+HOT_MOVE = 1024 * MIB >> 12
+"""The same for a migration by epochs, which must catch up with the guest. The memory is allocated
+as it is used."""
 _EARLY = 4 * MIB >> 12
 """Pages are copied before the pause if there are more than this. A page that the guest writes again
 is then copied twice, and its write is slowed down twice."""
@@ -79,6 +82,8 @@ class _Block:
 
     stale: Flags
     """Pages that were written since they were last sent, or that the backup may lack."""
+    sent_once: Flags
+    """Pages that the backup has had, whatever their content. Only what is sent again is hot."""
     hot: HotPages
     arena: Pages
     """Memory for the pages that are copied in the pause."""
@@ -138,14 +143,15 @@ class TrackedMemory:
 
     def pieces(self, block: int, changed: Changed) -> Iterator[Piece]:
         one = self._blocks[block]
-        yield from _differences(one.hot, changed.early, changed.early_pages, changed.early_rows)
+        yield from _differences(one, changed.early, changed.early_pages, changed.early_rows)
         rows = np.arange(len(changed.numbers))
-        yield from _differences(one.hot, changed.numbers, changed.pages, rows)
+        yield from _differences(one, changed.numbers, changed.pages, rows)
         for some in cut(changed.whole):
-            yield some, self._read(block, some), None
+            yield from _differences(one, some, self._read(block, some), np.arange(len(some)))
 
     def sent(self, block: int, numbers: Numbers, pages: Pages) -> None:
         self._blocks[block].stale[numbers] = False
+        self._blocks[block].sent_once[numbers] = True
 
     def flags(self, changed: Sequence[Changed]) -> list[Flags]:
         found = [one.stale.copy() for one in self._blocks]
@@ -164,6 +170,7 @@ class TrackedMemory:
             self._mark_written(index)
             ours = partial(self._digests, index, self._populated(index))
             block.stale = differing(line, index, len(block.stale), ours)
+            block.sent_once = ~block.stale
             block.hot.forget(np.ones(len(block.stale), dtype=np.bool_))
         return int(sum(np.count_nonzero(one.stale) for one in self._blocks))
 
@@ -222,24 +229,26 @@ class TrackedMemory:
 
 def _block(one: MemoryRange, hot: int) -> _Block:
     size = one.size // PAGE
-    stale = np.ones(size, dtype=np.bool_)
-    return _Block(stale, HotPages(size, hot), _NO_PAGES, _NONE, _NO_PAGES)
+    stale, sent = np.ones(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
+    return _Block(stale, sent, HotPages(size, hot), _NO_PAGES, _NONE, _NO_PAGES)
 
 
-def _differences(hot: HotPages, found: Numbers, pages: Pages, rows: Numbers) -> Iterator[Piece]:
-    """Yield pages in pieces, and remember the content of each piece once it was sent.
+def _differences(block: _Block, found: Numbers, pages: Pages, rows: Numbers) -> Iterator[Piece]:
+    """Yield pages in pieces, and remember the content of those that are sent again.
 
     `rows`: where the content of each page of `found` is in `pages`. Pages whose content on the
     backup is known are in other pieces than the rest.
     """
     for some in cut(np.arange(len(found))):
         # Looked up for each piece: remembering a page may displace another one.
-        known = hot.known(found[some])
+        known = block.hot.known(found[some])
+        again = block.sent_once[found[some]]
         for part, is_known in ((some[known], True), (some[~known], False)):
             if len(part):
-                content = pages[rows[part]]
-                yield found[part], content, hot.content(found[part]) if is_known else None
-                hot.put(found[part], content)
+                content, numbers = pages[rows[part]], found[part]
+                yield numbers, content, block.hot.content(numbers) if is_known else None
+                kept = again[known] if is_known else again[~known]
+                block.hot.put(numbers[kept], content[kept])
 
 
 def merged(runs: Runs, near: int) -> Runs:

@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,6 +137,23 @@ def test_any_order_of_writes_and_lost_epochs(both: Both) -> None:
     assert both.follows()
 
 
+@pytest.mark.long
+def test_ten_thousand_epochs_in_a_row_lose_no_page() -> None:
+    dice = random.Random(5)
+    with WrittenProcess(SIZE) as process, ExitStack() as stack:
+        both = Both(process, stack, 50)
+        both.pass_over()
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for number in range(10_000):
+            pages = sorted(dice.sample(range(SIZE), dice.randint(0, 8)))
+            process.write(pages)
+            both.memory.prepare()
+            assert both.epoch() == len(pages)
+            assert number % 500 or both.follows()
+        assert both.follows()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_hot_page_travels_as_a_difference() -> None:
     with WrittenProcess(SIZE) as process, ExitStack() as stack:
         both = Both(process, stack, 10)
@@ -150,6 +168,22 @@ def test_a_hot_page_travels_as_a_difference() -> None:
             if not arrives:
                 both.memory.doubt(both.memory.flags(changed))
         assert kinds == [False, True, True, False]
+        assert not both.memory._blocks[0].hot.known(np.arange(5, SIZE)).any(), "sent only once"
+
+
+def test_a_pass_over_a_running_guest_sends_differences() -> None:
+    """So that a guest that writes faster than the network is caught up with."""
+    with WrittenProcess(SIZE) as process, ExitStack() as stack:
+        both = Both(process, stack, SIZE)
+        both.pass_over()
+        process.write([4, 9])
+        both.pass_over()  # only now is it known to be written again and again
+        process.write([4, 9])
+        (changed,) = both.memory.changes()
+        piece = next(both.memory.pieces(0, changed))
+        assert piece[0].tolist() == [4, 9]
+        assert piece[2] is not None
+        assert np.array_equal(piece[2], both.theirs[[4, 9]])
 
 
 def test_what_the_backup_has_already_is_not_sent() -> None:
