@@ -54,10 +54,12 @@ def head_of(monitor: Commands, blocks: Sequence[tuple[str, int]]) -> Head:
     )  # fmt: skip
 
 
-def save(monitor: Commands, head: Head) -> bytes:
+def save(monitor: Commands, head: Head, *, releases_disks: bool = False) -> bytes:
     """Return the device state of a paused guest, as a stream without pages.
 
-    The guest stays paused. Raises HypervisorError, CaptureFailed.
+    The guest stays paused. `releases_disks`: QEMU also releases the locks of its images, so that a
+    QEMU on another host can use them; `cont` takes them again. Raises HypervisorError,
+    CaptureFailed.
     """
     # A file, since QEMU truncates what it opens. QEMU needs a descriptor that is only for writing.
     file = os.memfd_create("vmckpt-devices", os.MFD_CLOEXEC)
@@ -69,7 +71,9 @@ def save(monitor: Commands, head: Head) -> bytes:
             os.close(writing)
         number = int(told["fdset-id"])
         try:
-            monitor.tell(_COMMAND, {"filename": f"/dev/fdset/{number}", "live": False})
+            # "live" makes QEMU inactivate its images, as at the end of a migration.
+            named = f"/dev/fdset/{number}"
+            monitor.tell(_COMMAND, {"filename": named, "live": releases_disks})
         finally:
             monitor.tell("remove-fd", {"fdset-id": number})
         data = os.pread(file, os.fstat(file).st_size, 0)

@@ -166,7 +166,8 @@ class DeviceStateCapturer(Capturer):
         # QEMU no longer writes memory: its devices are drained, and their state is only read.
         searching = self._finder.begin()
         try:
-            state = device_state.save(monitor, self._head)
+            # After the last epoch, the guest's images belong to the other host.
+            state = device_state.save(monitor, self._head, releases_disks=not goes_on)
             mark("device state")
             ends = tuple(log.size() for log in self._logs)
             packets = self._output.close_epoch()

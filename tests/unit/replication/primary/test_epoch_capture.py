@@ -76,7 +76,7 @@ class Saving(Migrating):
     def __init__(self) -> None:
         super().__init__()
         self._file = -1
-        self.resumed = False
+        self.resumed = self.released = False
 
     def tell(self, command: str, arguments: dict[str, Any], *, files: tuple[int, ...] = ()) -> Any:
         super().tell(command, arguments, files=files)
@@ -85,7 +85,8 @@ class Saving(Migrating):
                 self._file = os.dup(files[0])
                 return {"fdset-id": 3, "fd": self._file}
             case "xen-save-devices-state":
-                assert arguments == {"filename": "/dev/fdset/3", "live": False}
+                assert arguments["filename"] == "/dev/fdset/3"
+                self.released = arguments["live"]
                 os.write(self._file, BEGINNING + b"the devices" + bytes([EOF]))
                 self.state = "running" if self.resumed else self.state
             case "remove-fd":
@@ -251,9 +252,13 @@ def test_a_device_state_is_saved_without_a_migration() -> None:
 
 
 def test_the_last_device_state_leaves_the_guest_standing() -> None:
-    one = World(qemu=Saving())
+    qemu = Saving()
+    one = World(qemu=qemu)
+    one.saving().take()
+    assert not qemu.released
     one.saving().take(goes_on=False)
     assert (one.qemu.state, one.log.open, one.stands) == ("paused", False, True)
+    assert qemu.released, "the other host uses the images"
 
 
 @pytest.mark.parametrize("breaks", ["compare", "output", "result"])
