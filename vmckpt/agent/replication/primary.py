@@ -206,6 +206,7 @@ class _Agent:
             return Capturer(
                 monitor, self._undo, finder=memory, output=filters, logs=logs, still=self._still
             )
+        device_state.clean(monitor)
         return DeviceStateCapturer(
             monitor, self._undo, device_state.head_of(monitor, private), finder=memory,
             output=filters, logs=logs, still=self._still,

@@ -8,6 +8,8 @@ in front of it lists the blocks whose pages are added before it is loaded.
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Self
 
 import numpy as np
 
@@ -24,9 +26,11 @@ from vmckpt.capture.qemu_stream.header import (
     parse_head,
 )
 from vmckpt.capture.qemu_stream.stream import StreamWriter
-from vmckpt.errors import CaptureFailed
+from vmckpt.errors import CaptureFailed, HypervisorError
 
 _COMMAND = "xen-save-devices-state"
+_OURS = "vmckpt"
+"""Marks files that belong to vmckpt in QEMU."""
 _BEGINNING = MAGIC + struct.pack(">I", VERSION)
 # QEMU expects a description after the devices; it does not read it.
 _ENDING = struct.pack(">BI", DESCRIPTION, 2) + b"{}"
@@ -54,34 +58,62 @@ def head_of(monitor: Commands, blocks: Sequence[tuple[str, int]]) -> Head:
     )  # fmt: skip
 
 
-def save(monitor: Commands, head: Head, *, releases_disks: bool = False) -> bytes:
-    """Return the device state of a paused guest, as a stream without pages.
+class StateFile:
+    """A file into which QEMU saves the state of its devices. Use as `with StateFile(…) as file`.
 
-    The guest stays paused. `releases_disks`: QEMU also releases the locks of its images, so that a
-    QEMU on another host can use them; `cont` takes them again. Raises HypervisorError,
-    CaptureFailed.
+    QEMU knows the file before the guest is paused, since each command prolongs the pause.
     """
-    # A file, since QEMU truncates what it opens. QEMU needs a descriptor that is only for writing.
-    file = os.memfd_create("vmckpt-devices", os.MFD_CLOEXEC)
-    try:
-        writing = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
+
+    def __init__(self, monitor: Commands, head: Head) -> None:
+        self._monitor, self._head = monitor, head
+        self._number = self._file = -1
+
+    def __enter__(self) -> Self:
+        """Pass the file to QEMU. Raises HypervisorError."""
+        # Not a pipe, since QEMU truncates what it opens. QEMU's descriptor must only allow writing.
+        self._file = os.memfd_create("vmckpt-devices", os.MFD_CLOEXEC)
         try:
-            told = monitor.tell("add-fd", {}, files=(writing,))
-        finally:
-            os.close(writing)
-        number = int(told["fdset-id"])
-        try:
-            # "live" makes QEMU inactivate its images, as at the end of a migration.
-            named = f"/dev/fdset/{number}"
-            monitor.tell(_COMMAND, {"filename": named, "live": releases_disks})
-        finally:
-            monitor.tell("remove-fd", {"fdset-id": number})
-        data = os.pread(file, os.fstat(file).st_size, 0)
-    finally:
-        os.close(file)
-    if not data.startswith(_BEGINNING) or data[-1] != EOF:
-        raise CaptureFailed(f"{monitor.name} on {monitor.host}: QEMU wrote no device state")
-    return head.written() + data[len(_BEGINNING) :] + _ENDING
+            writing = os.open(f"/proc/self/fd/{self._file}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                told = self._monitor.tell("add-fd", {"opaque": _OURS}, files=(writing,))
+            finally:
+                os.close(writing)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._number = int(told["fdset-id"])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+        with suppress(HypervisorError):  # a later `clean` removes it
+            self._monitor.tell("remove-fd", {"fdset-id": self._number})
+
+    def save(self, *, releases_disks: bool = False) -> None:
+        """Save the state of the paused guest's devices. The guest stays paused.
+
+        `releases_disks`: QEMU also releases the locks of its images, so that a QEMU on another host
+        can use them; `cont` takes them again. Raises HypervisorError.
+        """
+        # "live" makes QEMU inactivate its images, as at the end of a migration.
+        named = f"/dev/fdset/{self._number}"
+        self._monitor.tell(_COMMAND, {"filename": named, "live": releases_disks})
+
+    def state(self) -> bytes:
+        """Return what was saved, as a stream without pages. Raises CaptureFailed."""
+        data = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        if not data.startswith(_BEGINNING) or data[-1] != EOF:
+            raise CaptureFailed(
+                f"{self._monitor.name} on {self._monitor.host}: QEMU wrote no device state"
+            )
+        return self._head.written() + data[len(_BEGINNING) :] + _ENDING
+
+
+def clean(monitor: Commands) -> None:
+    """Remove files that a process that was killed left in QEMU. Raises HypervisorError."""
+    for one in monitor.ask("query-fdsets"):
+        if any(file.get("opaque") == _OURS for file in one["fds"]):
+            monitor.tell("remove-fd", {"fdset-id": one["fdset-id"]})
 
 
 def with_pages(state: bytes, blocks: Sequence[MappedFile]) -> bytes:

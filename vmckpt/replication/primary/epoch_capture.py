@@ -14,7 +14,7 @@ from vmckpt.capture import migration_settings
 from vmckpt.capture.memory.pipe_reader import Drain, Tape
 from vmckpt.capture.memory.shared_memory import Comparison, Mark, PausedCapture, Resumed
 from vmckpt.capture.migration_settings import Commands, Undo
-from vmckpt.capture.qemu_stream import device_state
+from vmckpt.capture.qemu_stream.device_state import StateFile
 from vmckpt.capture.qemu_stream.header import Head
 from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.replication.dirty_pages.finder import Changed
@@ -138,23 +138,24 @@ class DeviceStateCapturer(Capturer):
 
     def take(self, *, goes_on: bool = True) -> Epoch:
         self._finder.prepare()
-        try:
-            # The guest cannot be stopped until its disk writes in flight are complete.
-            self._open_logs(True)
-            self._still(True)
-            epoch = self._paused(goes_on=goes_on)
-        except BaseException:
-            with suppress(HypervisorError, CaptureFailed):
-                migration_settings.break_off(self._monitor, self._undo)
+        with StateFile(self._monitor, self._head) as file:
+            try:
+                # The guest cannot be stopped until its disk writes in flight are complete.
+                self._open_logs(True)
+                self._still(True)
+                epoch = self._paused(file, goes_on=goes_on)
+            except BaseException:
+                with suppress(HypervisorError, CaptureFailed):
+                    migration_settings.break_off(self._monitor, self._undo)
+                    self._still(False)
+                raise
+            finally:
+                self._open_logs(False)
+            if goes_on:
                 self._still(False)
-            raise
-        finally:
-            self._open_logs(False)
-        if goes_on:
-            self._still(False)
-        return epoch
+            return epoch
 
-    def _paused(self, *, goes_on: bool) -> Epoch:
+    def _paused(self, file: StateFile, *, goes_on: bool) -> Epoch:
         monitor = self._monitor
         marks = [("begin", time.monotonic())]
 
@@ -167,7 +168,7 @@ class DeviceStateCapturer(Capturer):
         searching = self._finder.begin()
         try:
             # After the last epoch, the guest's images belong to the other host.
-            state = device_state.save(monitor, self._head, releases_disks=not goes_on)
+            file.save(releases_disks=not goes_on)
             mark("device state")
             ends = tuple(log.size() for log in self._logs)
             packets = self._output.close_epoch()
@@ -185,7 +186,7 @@ class DeviceStateCapturer(Capturer):
             monitor.tell("cont", {})
         mark("cont")
         return Epoch(
-            changed=changed, state=state, ends=ends, packets=packets,
+            changed=changed, state=file.state(), ends=ends, packets=packets,
             pause=Seconds(marks[-1][1] - marks[0][1]),
             phases={b[0]: Seconds(b[1] - a[1]) for a, b in pairwise(marks)},
         )  # fmt: skip

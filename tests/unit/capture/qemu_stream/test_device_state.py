@@ -10,6 +10,7 @@ from vmckpt.capture.memory import ram_blocks
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.capture.memory.process_memory import ProcessMemory
 from vmckpt.capture.qemu_stream import device_state
+from vmckpt.capture.qemu_stream.device_state import StateFile
 from vmckpt.capture.qemu_stream.header import parse_head
 from vmckpt.errors import CaptureFailed
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
@@ -53,11 +54,14 @@ def test_a_standby_goes_on_from_it(private: bool) -> None:
         memory = ProcessMemory(held, [one.range for one in (*found.guest, *found.private)])
         ram, state = np.zeros(0, dtype=np.uint64), b""
         for _ in range(3):  # as often as there are epochs
-            guest.tell("stop", {})
-            state = device_state.save(guest, head)
-            assert guest.run_state() == "paused"
-            ram = memory.read(0, np.array([[0, SIZE >> 12]])).copy()
-            guest.tell("cont", {})
+            with StateFile(guest, head) as file:
+                guest.tell("stop", {})
+                file.save()
+                assert guest.run_state() == "paused"
+                ram = memory.read(0, np.array([[0, SIZE >> 12]])).copy()
+                guest.tell("cont", {})
+                state = file.state()
+        assert guest.ask("query-fdsets") == []
         there = [
             filled(memory.read(number, np.array([[0, size >> 12]])))
             for number, (_, size) in enumerate(blocks, 1)
@@ -77,10 +81,27 @@ def test_it_lists_the_blocks_whose_pages_are_added() -> None:
     with Scratch(accelerator="tcg") as guest:
         head = device_state.head_of(guest, [("pc.bios", BIOS)])
         guest.tell("stop", {})
-        state = device_state.save(guest, head)
+        with StateFile(guest, head) as file:
+            with pytest.raises(CaptureFailed, match="wrote no device state"):
+                file.state()
+            file.save()
+            state = file.state()
     told, _ = parse_head(state)
     assert [(one.name, one.size) for one in told.blocks] == [("pc.bios", BIOS)]
     assert told.machine is not None
     assert told.machine.startswith("pc-i440fx-")
     with pytest.raises(CaptureFailed, match="are not those of the standby"):
         device_state.with_pages(state, [])
+
+
+def test_what_a_killed_process_left_in_qemu_is_removed() -> None:
+    with Scratch(accelerator="tcg") as guest:
+        head = device_state.head_of(guest, [("pc.bios", BIOS)])
+        StateFile(guest, head).__enter__()
+        other = os.memfd_create("other")
+        guest.tell("add-fd", {"opaque": "another tool's"}, files=(other,))
+        os.close(other)
+        assert len(guest.ask("query-fdsets")) == 2
+        device_state.clean(guest)
+        (left,) = guest.ask("query-fdsets")
+        assert left["fds"][0]["opaque"] == "another tool's"

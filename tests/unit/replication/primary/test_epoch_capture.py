@@ -242,8 +242,8 @@ def test_a_device_state_is_saved_without_a_migration() -> None:
     one = World(qemu=Saving())
     epoch = one.saving().take()
     assert one.events == [
-        "prepare", "open", "stands still", "stop", "compare", "add-fd", "xen-save-devices-state",
-        "remove-fd", "log's end", "output", "cont", "closed", "runs",
+        "prepare", "add-fd", "open", "stands still", "stop", "compare", "xen-save-devices-state",
+        "log's end", "output", "cont", "closed", "runs", "remove-fd",
     ]  # fmt: skip
     assert epoch.state.startswith(HEAD.written() + b"the devices" + bytes([EOF]))
     assert (epoch.ends, epoch.packets, epoch.changed) == ((4096,), 3, [NONE])
@@ -270,9 +270,7 @@ def test_what_breaks_beside_a_saved_state_is_put_back(breaks: str) -> None:
     assert (one.log.open, one.stands) == (False, False)
 
 
-@pytest.mark.parametrize(
-    "command", ["stop", "add-fd", "xen-save-devices-state", "remove-fd", "cont"]
-)
+@pytest.mark.parametrize("command", ["stop", "add-fd", "xen-save-devices-state", "cont"])
 def test_a_refused_command_beside_a_saved_state_is_no_end_of_the_guest(command: str) -> None:
     one = World(qemu=Saving())
     one.qemu.fails = {command: HypervisorError(f"{command}: no", host="alpha")}
