@@ -31,7 +31,7 @@ from vmckpt.replication.dirty_pages.finder import Changed, Pages
 from vmckpt.replication.primary import tracked_memory
 from vmckpt.replication.primary.copied_memory import CopiedMemory
 from vmckpt.replication.primary.epoch_capture import Capturer, DeviceStateCapturer
-from vmckpt.replication.primary.memory import Piece, ProtectedMemory
+from vmckpt.replication.primary.memory import Pause, Piece, ProtectedMemory
 from vmckpt.replication.primary.network_buffer import Buffers
 from vmckpt.replication.primary.tracked_memory import TrackedMemory
 from vmckpt.replication.protocol.connection import PeerConnection
@@ -50,7 +50,10 @@ class Nothing:
         found.set_result([])
         return found
 
-    def changes(self) -> list[Changed]:
+    def track(self, _pause: Pause) -> None:
+        pass
+
+    def changes(self, _pause: Pause) -> list[Changed]:
         return []
 
     def pieces(self, _block: int, _changed: Changed) -> Iterator[Piece]:
@@ -116,6 +119,7 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
                         monitor, undo, head, finder=finder, output=buffers, logs=(), still=nothing
                     )
                 )
+                finder.track(capturer.pause)
                 began = time.monotonic()
                 epoch = capturer.take()
                 buffers.release()

@@ -474,26 +474,19 @@ _WRITE_TRACKING = (
     Mutation(
         name="failed-capture-forgets-pages", area=Area.WRITE_TRACKING,
         file="vmckpt/replication/primary/tracked_memory.py",
-        old="        block.stale[written] = True\n        wanted[written] = True\n",
-        new="        wanted[written] = True\n",
+        old="        block.stale[numbers(self._scan_and_protect(index))] = True\n"
+        "        found = np.flatnonzero(block.stale)\n",
+        new="        found = numbers(self._scan_and_protect(index))\n",
         suite=_TRACKED,
         breaks="Pages that a failed capture found written are in no later epoch.",
     ),
     Mutation(
-        name="early-copy-is-not-replaced", area=Area.WRITE_TRACKING,
+        name="pass-protects-a-running-guest", area=Area.WRITE_TRACKING,
         file="vmckpt/replication/primary/tracked_memory.py",
-        old="        wanted[written] = True\n",
-        new="        wanted[written] = True\n        wanted[block.early] = False\n",
+        old="        pause(mark_written)\n",
+        new="        mark_written()\n",
         suite=_TRACKED,
-        breaks="A page that is written again after its early copy is sent with its old content.",
-    ),
-    Mutation(
-        name="early-copy-outlives-its-epoch", area=Area.WRITE_TRACKING,
-        file="vmckpt/replication/primary/tracked_memory.py",
-        old="        block.early, block.early_pages = _NONE, _NO_PAGES\n        return changed\n",
-        new="        return changed\n",
-        suite=_TRACKED,
-        breaks="A later epoch sends a page as it was before an earlier pause.",
+        breaks="Pages written by a disk read in flight are in no epoch.",
     ),
     Mutation(
         name="lost-page-is-still-known", area=Area.WRITE_TRACKING,

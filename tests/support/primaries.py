@@ -174,6 +174,9 @@ class Capturer:
             phases={"stop": Seconds(0.001)},
         )  # fmt: skip
 
+    def pause(self, work: Callable[[], object]) -> None:
+        work()
+
 
 class Held:
     """The guest's output, as far as it is asked for."""

@@ -11,7 +11,7 @@ from vmckpt.capture.memory.write_tracking import MemoryRange
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 _PROGRAM = """
-import ctypes, mmap, sys
+import ctypes, mmap, random, sys, time
 size, huge = int(sys.argv[1]), sys.argv[2] == "huge"
 memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
@@ -25,6 +25,12 @@ for line in sys.stdin:
     for page in map(int, pages):
         if word == "write":
             memory[4096 * page] = (memory[4096 * page] + 1) % 256
+        if word == "spin":  # write each page once, in any order, within so many milliseconds
+            order, began = random.sample(range(size // 4096), size // 4096), time.monotonic()
+            for number, one in enumerate(order):
+                while (time.monotonic() - began) * 1000 * len(order) < page * number:
+                    pass
+                memory[4096 * one] = (memory[4096 * one] + 1) % 256
         if word == "map":  # anew, at the same address
             assert library.mmap(address, size, 3, 0x32, -1, 0) == address
     print("done", flush=True)
@@ -56,6 +62,14 @@ class WrittenProcess:
         """Change a byte of each of these pages."""
         self._do("write", pages)
 
+    def spin(self, milliseconds: int) -> None:
+        """Write each page once, in any order, within this time. Does not wait for the end."""
+        self._ask("spin", [milliseconds])
+
+    def wait(self) -> None:
+        """Wait for the end of `spin`."""
+        self._wait()
+
     def map_again(self) -> None:
         """Replace the memory by other memory at the same address."""
         self._do("map", [0])
@@ -81,8 +95,14 @@ class WrittenProcess:
         return any("uw" in one for one in flags)
 
     def _do(self, word: str, pages: Iterable[int]) -> None:
+        self._ask(word, pages)
+        self._wait()
+
+    def _ask(self, word: str, pages: Iterable[int]) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(f"{word} {' '.join(map(str, pages))}\n")
         self._process.stdin.flush()
+
+    def _wait(self) -> None:
+        assert self._process.stdout is not None
         assert self._process.stdout.readline() == "done\n"

@@ -95,7 +95,7 @@ class StateFile:
         `releases_disks`: QEMU also releases the locks of its images, so that a QEMU on another host
         can use them; `cont` takes them again. Raises HypervisorError.
         """
-        # "live" makes QEMU inactivate its images, as at the end of a migration.
+        # "live" makes QEMU deactivate its images, as at the end of a migration.
         named = f"/dev/fdset/{self._number}"
         self._monitor.tell(_COMMAND, {"filename": named, "live": releases_disks})
 

@@ -16,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers, differing, tasks
-from vmckpt.capture.qemu_stream.header import PAGE
 
 Pages = NDArray[np.uint64]
 
 # One processor is left to QEMU and libvirt, which work during the same pause.
 _THREADS = max(1, min(4, (os.cpu_count() or 1) - 1))
 _NONE: Numbers = np.zeros(0, dtype=np.intp)
-_NO_PAGES: Pages = np.zeros((0, PAGE // 8), dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +35,9 @@ class Changed:
     whole: Numbers = field(default_factory=lambda: _NONE)
     """Numbers of changed pages beyond the limit, whose new content is already in the last copy."""
 
-    early: Numbers = field(default_factory=lambda: _NONE)
-    """Numbers of further changed pages, which were copied before the pause."""
-    early_pages: Pages = field(default_factory=lambda: _NO_PAGES)
-    """Content of these pages, and of others that were written again."""
-    early_rows: Numbers = field(default_factory=lambda: _NONE)
-    """Where the content of each page of `early` is in `early_pages`."""
-
     @property
     def count(self) -> int:
-        return len(self.numbers) + len(self.whole) + len(self.early)
+        return len(self.numbers) + len(self.whole)
 
 
 class CompareFinder:

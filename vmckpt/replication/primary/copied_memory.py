@@ -18,7 +18,7 @@ from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers
 from vmckpt.capture.memory.shared_memory import Comparison
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder, Pages
-from vmckpt.replication.primary.memory import ASKED, Piece, cut, differing
+from vmckpt.replication.primary.memory import ASKED, Pause, Piece, cut, differing
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.units import MIB
@@ -51,7 +51,10 @@ class CopiedMemory:
     def begin(self) -> Comparison[list[Changed]]:
         return self._finder.begin()
 
-    def changes(self) -> list[Changed]:
+    def track(self, _pause: Pause) -> None:
+        """Nothing has to be started."""
+
+    def changes(self, _pause: Pause) -> list[Changed]:
         self._finder.prepare()
         return self._finder.begin().result()
 

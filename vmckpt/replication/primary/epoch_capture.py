@@ -117,6 +117,29 @@ class Capturer:
             phases={b[0]: Seconds(b[1] - a[1]) for a, b in pairwise(marks)},
         )  # fmt: skip
 
+    def pause(self, work: Callable[[], object]) -> None:
+        """Call `work` while the guest is paused; a guest that is paused already stays paused.
+
+        Raises HypervisorError, and any error of `work`; the guest is then resumed.
+        """
+        if self._monitor.run_state() != "running":
+            work()
+            return
+        try:
+            self._open_logs(True)
+            self._still(True)
+            self._monitor.tell("stop", {})
+            work()
+            self._monitor.tell("cont", {})
+        except BaseException:
+            with suppress(HypervisorError, CaptureFailed):
+                migration_settings.break_off(self._monitor, self._undo)
+                self._still(False)
+            raise
+        finally:
+            self._open_logs(False)
+        self._still(False)
+
     def _open_logs(self, on: bool) -> None:
         for log in self._logs:
             log.set_open(on)

@@ -10,7 +10,7 @@ from vmckpt.replication.control_socket import Request, Requests
 from vmckpt.replication.disks import mirror_job, resync
 from vmckpt.replication.disks.epoch_log import WriteLog
 from vmckpt.replication.disks.resync import Readable
-from vmckpt.replication.primary.memory import ProtectedMemory
+from vmckpt.replication.primary.memory import Pause, ProtectedMemory
 from vmckpt.replication.primary.sender import Sender
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.status import PrimaryStatus
@@ -28,6 +28,7 @@ class FirstCopy:
 
     monitor: Commands
     memory: ProtectedMemory
+    pause: Pause
     logs: Sequence[WriteLog]
     disks: Callable[[], AbstractContextManager[Sequence[Readable]]]
     requests: Requests
@@ -45,7 +46,7 @@ class FirstCopy:
         passes, ready = 0, False
         while not self._ends and not (ready and (left < _FEW or passes > _PASSES)):
             self._drain(sender)
-            changed = self.memory.changes()
+            changed = self.memory.changes(self.pause)
             left = sum(one.count for one in changed)
             sender.memory(0, changed)
             passes += 1

@@ -237,7 +237,7 @@ class Primary:
         self._look_at_devices = 0.0
         self._first_copy = FirstCopy(
             monitor=parts.monitor, memory=parts.memory, logs=parts.logs, disks=parts.guest.disks,
-            requests=parts.requests, status=parts.status,
+            requests=parts.requests, status=parts.status, pause=parts.capturer.pause,
         )  # fmt: skip
         self.standby_ended = False
         """The backup has confirmed the end of the protection: its standby will never run."""
@@ -391,6 +391,8 @@ class Primary:
         parts.status.phase(Phase.COPYING)
         if welcome.committed == 0:
             self._begin_anew()
+        with parts.lease_holder.busy():
+            parts.memory.track(parts.capturer.pause)
         left = parts.memory.compare(line)
         limit = self._session.terms.bandwidth
         sender = Sender(line, parts.memory, parts.logs, limit)

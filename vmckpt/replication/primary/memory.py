@@ -25,12 +25,19 @@ Piece = tuple[Numbers, Pages, Pages | None]
 """Page numbers, the pages' content, and the backup's content; None: the backup's is not known."""
 
 
+Pause = Callable[[Callable[[], object]], None]
+"""Calls a function while the guest is paused, and resumes the guest afterwards."""
+
+
 class ProtectedMemory(Protocol):
     """A guest's memory, in one or more blocks: `CopiedMemory` or `TrackedMemory`.
 
     For each epoch, call `prepare` while the guest is running, and `begin` once it is paused. Then
     send each piece of `pieces`, and report it to `sent`.
     """
+
+    def track(self, pause: Pause) -> None:
+        """Start to find changes, if that has not happened yet. Call this before all others."""
 
     def prepare(self) -> None:
         """Do what can be done before the pause."""
@@ -41,7 +48,7 @@ class ProtectedMemory(Protocol):
         The memory must not change until the result is available.
         """
 
-    def changes(self) -> list[Changed]:
+    def changes(self, pause: Pause) -> list[Changed]:
         """Return the changed pages of the running guest, for a pass of the first copy.
 
         A page that the guest writes meanwhile is found again by the next search.

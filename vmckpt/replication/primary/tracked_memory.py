@@ -1,8 +1,12 @@
 """A protected guest's memory, whose changes are found by write tracking.
 
-Neither a copy of the memory nor shared memory is needed, and the pause does not depend on the size
-of the memory: pages that were written early are copied while the guest is running, so that only the
-pages written since then are copied in the pause.
+Neither a copy of the memory nor shared memory is needed, and the pause depends on the pages that
+were written, not on the size of the memory.
+
+Pages are protected only while the guest is paused. QEMU has then completed all disk requests. The
+kernel writes data that it reads with O_DIRECT to pages that it has pinned before, without looking
+at their protection; such a write to a page that was protected meanwhile would be missed. A write
+between a scan and the protection would be missed, too.
 
 A page is *stale* from the moment in which a scan finds it written until it is sent. A failed
 capture therefore loses nothing: the next one copies all stale pages.
@@ -30,7 +34,7 @@ from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.replication.dirty_pages.finder import Changed, Pages
 from vmckpt.replication.dirty_pages.hot_pages import HotPages
-from vmckpt.replication.primary.memory import Piece, cut, differing
+from vmckpt.replication.primary.memory import Pause, Piece, cut, differing
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.units import MIB
@@ -41,9 +45,6 @@ sent."""
 HOT_MOVE = 1024 * MIB >> 12
 """The same for a migration by epochs, which must catch up with the guest. The memory is allocated
 as it is used."""
-_EARLY = 4 * MIB >> 12
-"""Pages are copied before the pause if there are more than this. A page that the guest writes again
-is then copied twice, and its write is slowed down twice."""
 _NEAR = 16
 """Runs of pages are protected together if at most this many pages are between them, since a call
 costs as much as several pages."""
@@ -87,9 +88,6 @@ class _Block:
     hot: HotPages
     arena: Pages
     """Memory for the pages that are copied in the pause."""
-    early: Numbers
-    """Pages that were copied before the pause of the current epoch."""
-    early_pages: Pages
 
 
 class TrackedMemory:
@@ -105,21 +103,17 @@ class TrackedMemory:
         self._files = [one.file for one in blocks]
         self._writes = stack.enter_context(WriteTracking(process, ranges))
         # Every page counts as written until it is protected. What the backup has is not known.
-        self._writes.scan_and_protect()
+        self._tracking = False
         total = sum(one.size for one in ranges)
         self._blocks = [_block(one, hot * one.size // total) for one in ranges]
 
+    def track(self, pause: Pause) -> None:
+        if not self._tracking:
+            pause(self._writes.scan_and_protect)
+            self._tracking = True
+
     def prepare(self) -> None:
-        found = self._writes.scan()
-        for index, (block, runs) in enumerate(zip(self._blocks, found, strict=True)):
-            block.early, block.early_pages = _NONE, _NO_PAGES
-            written = numbers(runs)
-            if np.count_nonzero(block.stale) + len(written) <= _EARLY:
-                continue
-            self._protect(index, runs)
-            block.stale[written] = True
-            early = np.flatnonzero(block.stale)
-            block.early, block.early_pages = early, self._read(index, early)
+        pass
 
     def begin(self) -> "Future[list[Changed]]":
         future: Future[list[Changed]] = Future()
@@ -133,21 +127,22 @@ class TrackedMemory:
         threading.Thread(target=run, name="scanning", daemon=True).start()
         return future
 
-    def changes(self) -> list[Changed]:
-        found = []
-        for index, block in enumerate(self._blocks):
-            block.early, block.early_pages = _NONE, _NO_PAGES
-            self._mark_written(index)
-            found.append(Changed(numbers=_NONE, pages=_NO_PAGES, whole=np.flatnonzero(block.stale)))
-        return found
+    def changes(self, pause: Pause) -> list[Changed]:
+        def mark_written() -> None:
+            for index, block in enumerate(self._blocks):
+                block.stale[numbers(self._scan_and_protect(index))] = True
+
+        pause(mark_written)
+        return [
+            Changed(numbers=_NONE, pages=_NO_PAGES, whole=np.flatnonzero(one.stale))
+            for one in self._blocks
+        ]
 
     def pieces(self, block: int, changed: Changed) -> Iterator[Piece]:
         one = self._blocks[block]
-        yield from _differences(one, changed.early, changed.early_pages, changed.early_rows)
-        rows = np.arange(len(changed.numbers))
-        yield from _differences(one, changed.numbers, changed.pages, rows)
+        yield from _differences(one, changed.numbers, changed.pages)
         for some in cut(changed.whole):
-            yield from _differences(one, some, self._read(block, some), np.arange(len(some)))
+            yield from _differences(one, some, self._read(block, some))
 
     def sent(self, block: int, numbers: Numbers, pages: Pages) -> None:
         self._blocks[block].stale[numbers] = False
@@ -166,8 +161,6 @@ class TrackedMemory:
 
     def compare(self, line: PeerConnection) -> int:
         for index, block in enumerate(self._blocks):
-            # What is written after this is found by the next scan.
-            self._mark_written(index)
             ours = partial(self._digests, index, self._populated(index))
             block.stale = differing(line, index, len(block.stale), ours)
             block.sent_once = ~block.stale
@@ -175,37 +168,22 @@ class TrackedMemory:
         return int(sum(np.count_nonzero(one.stale) for one in self._blocks))
 
     def _changed(self, index: int) -> Changed:
-        """Copy the pages of the paused guest that were not copied early, or written since."""
+        """Copy the stale pages of the paused guest."""
         block = self._blocks[index]
-        runs = self._writes.scan_one(index)
-        self._protect(index, runs)
-        wanted = block.stale.copy()
-        wanted[block.early] = False
-        written = numbers(runs)
-        block.stale[written] = True
-        wanted[written] = True
-        found = np.flatnonzero(wanted)
+        block.stale[numbers(self._scan_and_protect(index))] = True
+        found = np.flatnonzero(block.stale)
         if len(block.arena) < len(found) <= _ARENA:
             block.arena = np.empty((len(found) * 5 // 4, PAGE // 8), dtype=np.uint64)
-        pages = self._read(index, found, block.arena)
-        rows = np.flatnonzero(~wanted[block.early])
-        changed = Changed(
-            numbers=found, pages=pages, early=block.early[rows], early_rows=rows,
-            early_pages=block.early_pages,
-        )  # fmt: skip
-        block.early, block.early_pages = _NONE, _NO_PAGES
-        return changed
+        return Changed(numbers=found, pages=self._read(index, found, block.arena))
 
-    def _mark_written(self, index: int) -> None:
+    def _scan_and_protect(self, index: int) -> Runs:
+        """Return the pages that were written, and protect them. The guest must be paused."""
         runs = self._writes.scan_one(index)
-        self._protect(index, runs)
-        self._blocks[index].stale[numbers(runs)] = True
-
-    def _protect(self, index: int, runs: Runs) -> None:
         near = merged(runs, _NEAR)
         if len(near) > _MANY:
             near = np.array([[runs[0, 0], runs[-1, 1]]])
         self._writes.protect(index, near.tolist())
+        return runs
 
     def _read(self, index: int, some: Numbers, into: Pages | None = None) -> Pages:
         return self._memory.read(index, runs_with(some), into)
@@ -230,25 +208,23 @@ class TrackedMemory:
 def _block(one: MemoryRange, hot: int) -> _Block:
     size = one.size // PAGE
     stale, sent = np.ones(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
-    return _Block(stale, sent, HotPages(size, hot), _NO_PAGES, _NONE, _NO_PAGES)
+    return _Block(stale, sent, HotPages(size, hot), _NO_PAGES)
 
 
-def _differences(block: _Block, found: Numbers, pages: Pages, rows: Numbers) -> Iterator[Piece]:
+def _differences(block: _Block, found: Numbers, pages: Pages) -> Iterator[Piece]:
     """Yield pages in pieces, and remember the content of those that are sent again.
 
-    `rows`: where the content of each page of `found` is in `pages`. Pages whose content on the
-    backup is known are in other pieces than the rest.
+    Pages whose content on the backup is known are in other pieces than the rest.
     """
     for some in cut(np.arange(len(found))):
         # Looked up for each piece: remembering a page may displace another one.
         known = block.hot.known(found[some])
-        again = block.sent_once[found[some]]
         for part, is_known in ((some[known], True), (some[~known], False)):
             if len(part):
-                content, numbers = pages[rows[part]], found[part]
+                content, numbers = pages[part], found[part]
+                again = block.sent_once[numbers]
                 yield numbers, content, block.hot.content(numbers) if is_known else None
-                kept = again[known] if is_known else again[~known]
-                block.hot.put(numbers[kept], content[kept])
+                block.hot.put(numbers[again], content[again])
 
 
 def merged(runs: Runs, near: int) -> Runs:

@@ -2,7 +2,7 @@
 
 import os
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -233,6 +233,30 @@ def test_nothing_is_begun_if_memory_cannot_be_looked_at() -> None:
     with suppress(CaptureFailed):
         one.capturer.take()
     assert one.events == ["prepare"]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_pause_ends_whatever_becomes_of_it(breaks: bool) -> None:
+    one = World()
+    states = []
+
+    def work() -> None:
+        states.append((one.qemu.state, one.log.open, one.stands))
+        if breaks:
+            raise CaptureFailed("it broke")
+
+    with pytest.raises(CaptureFailed) if breaks else nullcontext():
+        one.capturer.pause(work)
+    assert states == [("paused", True, True)]
+    assert (one.qemu.state, one.log.open, one.stands) == ("running", False, False)
+
+
+def test_a_guest_that_is_paused_already_stays_so() -> None:
+    one = World()
+    one.qemu.state = "paused"
+    one.capturer.pause(lambda: one.events.append("work"))
+    assert one.events == ["work"]
+    assert one.qemu.state == "paused"
 
 
 # --- without a migration --------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Both:
 
     def find(self, most: int = 100) -> list[Changed]:
         self.copied._finder._most = most
-        return self.copied.changes()
+        return self.copied.changes(lambda work: None)
 
     def epoch(self, *, most: int = 100, final: bool = False) -> list[object]:
         """Send one, and take it at the other end; what came."""
