@@ -206,11 +206,11 @@ def test_a_qemu_that_dies_is_followed_at_once(pair: Bench) -> None:
 def test_a_guest_with_an_agent_has_its_clock_put_right(
     pair: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started(pair, tmp_path, monkeypatch, shared_memory=True, stays=True)
+    started(pair, tmp_path, monkeypatch, stays=True)
     protect(pair, automatic=False)
     until(lambda: (asked(pair).get("guest_clock_corrected") or 0) >= 2, limit=240.0)
     seen = ours(pair)
     # Far less than it has stood still, whose clock counts seconds.
-    assert seen["guest_stood_still_s"] > 2.0
+    assert seen["guest_stood_still_s"] > 1.0
     assert seen["guest_clock_behind_s"] < 0.8 * seen["guest_stood_still_s"]
     assert pair.ledgers() == WHOLE
