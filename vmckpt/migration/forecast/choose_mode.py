@@ -27,11 +27,14 @@ def choose(
     Post-copy is considered only if the policy has a rule that starts it. Waits for pages then do
     not count against the limit: the rule's author preferred these waits to a longer migration. If
     the policy may switch and both fit, hybrid wins over pre-copy, as post-copy remains a fallback.
+    Hybrid also wins over post-copy, with which the guest waits for most of its memory.
     """
     switches = post_copy_possible and any(isinstance(r.do, StartPostcopy) for r in policy.rules)
     usable = [one for one in forecasts if switches or not one.mode.may_switch_early]
     limit = policy.limits.max_downtime
     fitting = [one for one in usable if _fits(one, limit)]
+    if any(one.mode is Mode.HYBRID for one in fitting):
+        fitting = [one for one in fitting if one.mode is not Mode.POSTCOPY]
     if not fitting:
         return _way_out(usable, limit, switches=switches)
     least = min(_longest(one) for one in fitting)

@@ -33,6 +33,7 @@ CASES = [
     ([expected(PRE, 9.8, 0.3), expected(POST, 9, 0.3)], True, PRE),
     # Post-copy cannot be used.
     ([expected(PRE, 20, 0.3), expected(POST, 9, 0.3)], False, PRE),
+    ([expected(PRE, 40, 0.3), expected(HYBRID, 20, 0.3), expected(POST, 9, 0.3)], True, HYBRID),
     # A downtime a little above the limit is what QEMU makes of it.
     ([expected(PRE, 20, 0.42), expected(STOP, 9, 9)], True, PRE),
     # What may not complete is not chosen.
