@@ -474,9 +474,9 @@ _WRITE_TRACKING = (
     Mutation(
         name="failed-capture-forgets-pages", area=Area.WRITE_TRACKING,
         file="vmckpt/replication/primary/tracked_memory.py",
-        old="        block.stale[numbers(self._scan_and_protect(index))] = True\n"
+        old="        block.stale[numbers(self._writes.collect(index))] = True\n"
         "        found = np.flatnonzero(block.stale)\n",
-        new="        found = numbers(self._scan_and_protect(index))\n",
+        new="        found = numbers(self._writes.collect(index))\n",
         suite=_TRACKED,
         breaks="Pages that a failed capture found written are in no later epoch.",
     ),

@@ -132,7 +132,7 @@ async def seen(
     ours = replace(ours, memory_free=Bytes(ours.memory_free + request.held))
     return ProtectionFacts(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
-        qemu=str(looked["qemu"]), memory=looked["memory"], disks=looked["disks"],
+        qemu=str(looked["qemu"]), memory=_memory(looked), disks=looked["disks"],
         devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=name_taken,
         shared_room=(
             Bytes(int(looked["room"]) + request.held), Bytes(int(answers[0]["memory"])),
@@ -145,6 +145,11 @@ async def seen(
         standby_there=name_taken and await _has_standby(setting.backup, guest.uuid),
         disk_logs=bool(looked["disk_logs"]), epoch_cost=_epoch_cost(setting, looked["epoch_cost"]),
     )  # fmt: skip
+
+
+def _memory(looked: Mapping[str, Any]) -> list[int]:
+    """Return the sizes of all blocks of memory that the standby needs, in bytes. Pure."""
+    return [*looked["memory"], *(size for _, size in looked["private"] or ())]
 
 
 def _epoch_cost(setting: Setting, told: Mapping[str, Any]) -> EpochCost:

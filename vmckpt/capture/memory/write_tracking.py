@@ -15,7 +15,7 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Self
@@ -32,11 +32,11 @@ from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 Runs = NDArray[np.intp]
 """Runs of pages: shape (n, 2), the first page and the end (exclusive), in ascending order."""
 
-_API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
+_API, _REGISTER = 0xC018AA3F, 0xC020AA00
 _VERSION = 0xAA
 # UFFD_FEATURE_WP_ASYNC, WP_UNPOPULATED, WP_HUGETLBFS_SHMEM
 _FEATURES = 1 << 15 | 1 << 13 | 1 << 12
-_MODE_WP, _PROTECT = 2, 1
+_MODE_WP = 2
 _SCAN = 0xC0606610
 _WRITTEN = 2
 _SCAN_PROTECT, _SCAN_ASYNC_ONLY = 1, 2
@@ -44,6 +44,11 @@ _SCAN_ARGUMENTS = struct.Struct("<12Q")
 _END_AT = 4
 _FOUND = 1 << 16
 """Maximum number of runs that one call returns."""
+_NEAR = 16
+"""Runs of pages are protected together if at most this many pages are between them, since a call
+costs as much as several pages."""
+_MANY = 4096
+"""With more runs than this, the whole range is protected in one call."""
 _NO_RUNS: Runs = np.zeros((0, 2), dtype=np.intp)
 
 
@@ -117,30 +122,27 @@ class WriteTracking:
         """
         return [self._scan(one, 0) for one in self._ranges]
 
-    def scan_one(self, index: int) -> Runs:
-        """Like `scan`, for the range with this index."""
-        return self._scan(self._ranges[index], 0)
+    def collect(self, index: int) -> Runs:
+        """Like `scan`, for the range with this index, but also protect the pages.
 
-    def scan_and_protect(self) -> list[Runs]:
-        """Like `scan`, but also protect the pages that are returned, in the same step.
-
-        Under KVM, this discards the guest's second-level page tables of all ranges, so `scan`
-        followed by `protect` is cheaper there for a large guest that writes little.
+        The kernel finds and protects each page in one step, so no write in between is missed. Only
+        the neighbourhood of written pages is protected: under KVM, the guest then has to map these
+        pages again. Raises CannotTrack.
         """
-        return [self._scan(one, _SCAN_PROTECT) for one in self._ranges]
+        one = self._ranges[index]
+        near = merged(self._scan(one, 0), _NEAR)
+        if len(near) > _MANY:
+            near = np.array([[near[0, 0], near[-1, 1]]])
+        found = [
+            self._scan(MemoryRange(one.start + first * PAGE, (end - first) * PAGE), _SCAN_PROTECT)
+            + first
+            for first, end in near.tolist()
+        ]
+        return _joined(found)
 
-    def protect(self, index: int, runs: Iterable[tuple[int, int]]) -> None:
-        """Protect runs of pages of the range with this index.
-
-        To lose no write while the guest is running: scan, then protect, then read the pages. Raises
-        CannotTrack.
-        """
-        start = self._ranges[index].start
-        for first, end in runs:
-            try:
-                _protect(self._descriptor, start + first * PAGE, (end - first) * PAGE)
-            except OSError as exc:
-                raise self._failed(exc) from exc
+    def collect_all(self) -> list[Runs]:
+        """Call `collect` for each range."""
+        return [self.collect(index) for index in range(len(self._ranges))]
 
     def _begin(self) -> None:
         pid = self._process.pid
@@ -199,20 +201,17 @@ def enable(descriptor: int) -> None:
     fcntl.ioctl(descriptor, _API, struct.pack("<QQQ", _VERSION, _FEATURES, 0))
 
 
-def _protect(descriptor: int, start: int, size: int) -> None:
-    asked = struct.pack("<QQQ", start, size, _PROTECT)
-    while True:
-        try:
-            fcntl.ioctl(descriptor, _WRITEPROTECT, asked)
-        except OSError as exc:
-            if exc.errno != errno.EAGAIN:  # QEMU is changing its mappings
-                raise
-        else:
-            return
-
-
 def _joined(found: list[Runs]) -> Runs:
     return np.concatenate(found) if found else _NO_RUNS
+
+
+def merged(runs: Runs, near: int) -> Runs:
+    """Merge runs that have at most `near` pages between them."""
+    if not len(runs):
+        return runs
+    apart = np.flatnonzero(runs[1:, 0] - runs[:-1, 1] > near)
+    starts, ends = np.append(0, apart + 1), np.append(apart, len(runs) - 1)
+    return np.stack((runs[starts, 0], runs[ends, 1]), axis=1)
 
 
 def numbers(runs: Runs) -> NDArray[np.intp]:

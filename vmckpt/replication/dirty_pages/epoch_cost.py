@@ -25,7 +25,7 @@ def measure(process: HeldProcess, ranges: Sequence[MemoryRange]) -> EpochCost:
     """Track a guest's writes for 0.3 s. The guest is not paused."""
     try:
         with WriteTracking(process, ranges) as writes:
-            writes.scan_and_protect()
+            writes.collect_all()
             rounds = [_round(writes) for _ in range(_ROUNDS)]
     except CannotTrack as exc:
         if exc.why is Why.CONFLICT:  # the guest's present protection is tracking its writes
@@ -43,6 +43,5 @@ def _round(writes: WriteTracking) -> tuple[float, int]:
     began = time.perf_counter()
     found = writes.scan()
     took = time.perf_counter() - began
-    for index, runs in enumerate(found):
-        writes.protect(index, runs.tolist())
+    writes.collect_all()
     return took, sum(len(numbers(runs)) for runs in found)

@@ -4,8 +4,8 @@ All of these are captured at one instant: the guest is paused from the first ste
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -125,12 +125,19 @@ class Capturer:
         if self._monitor.run_state() != "running":
             work()
             return
-        try:
-            self._open_logs(True)
-            self._still(True)
+        with self._pausing(goes_on=True):
             self._monitor.tell("stop", {})
             work()
             self._monitor.tell("cont", {})
+
+    @contextmanager
+    def _pausing(self, *, goes_on: bool) -> Iterator[None]:
+        """Prepare a pause in the block, and clean up after it. If it fails, resume the guest."""
+        try:
+            # The guest cannot be stopped until its disk writes in flight are complete.
+            self._open_logs(True)
+            self._still(True)
+            yield
         except BaseException:
             with suppress(HypervisorError, CaptureFailed):
                 migration_settings.break_off(self._monitor, self._undo)
@@ -138,7 +145,8 @@ class Capturer:
             raise
         finally:
             self._open_logs(False)
-        self._still(False)
+        if goes_on:
+            self._still(False)
 
     def _open_logs(self, on: bool) -> None:
         for log in self._logs:
@@ -161,22 +169,8 @@ class DeviceStateCapturer(Capturer):
 
     def take(self, *, goes_on: bool = True) -> Epoch:
         self._finder.prepare()
-        with StateFile(self._monitor, self._head) as file:
-            try:
-                # The guest cannot be stopped until its disk writes in flight are complete.
-                self._open_logs(True)
-                self._still(True)
-                epoch = self._paused(file, goes_on=goes_on)
-            except BaseException:
-                with suppress(HypervisorError, CaptureFailed):
-                    migration_settings.break_off(self._monitor, self._undo)
-                    self._still(False)
-                raise
-            finally:
-                self._open_logs(False)
-            if goes_on:
-                self._still(False)
-            return epoch
+        with StateFile(self._monitor, self._head) as file, self._pausing(goes_on=goes_on):
+            return self._paused(file, goes_on=goes_on)
 
     def _paused(self, file: StateFile, *, goes_on: bool) -> Epoch:
         monitor = self._monitor
@@ -202,8 +196,12 @@ class DeviceStateCapturer(Capturer):
                 raise Resumed(
                     f"{monitor.name} on {monitor.host} was resumed during its capture: it is {now}"
                 )
-        except Resumed as exc:
-            exc.found = searching.result()
+        except BaseException as exc:
+            # The memory must not change before the search has ended.
+            with suppress(Exception):
+                found = searching.result()
+                if isinstance(exc, Resumed):
+                    exc.found = found
             raise
         if goes_on:
             monitor.tell("cont", {})

@@ -5,8 +5,7 @@ were written, not on the size of the memory.
 
 Pages are protected only while the guest is paused. QEMU has then completed all disk requests. The
 kernel writes data that it reads with O_DIRECT to pages that it has pinned before, without looking
-at their protection; such a write to a page that was protected meanwhile would be missed. A write
-between a scan and the protection would be missed, too.
+at their protection; such a write to a page that was protected meanwhile would be missed.
 
 A page is *stale* from the moment in which a scan finds it written until it is sent. A failed
 capture therefore loses nothing: the next one copies all stale pages.
@@ -45,11 +44,6 @@ sent."""
 HOT_MOVE = 1024 * MIB >> 12
 """The same for a migration by epochs, which must catch up with the guest. The memory is allocated
 as it is used."""
-_NEAR = 16
-"""Runs of pages are protected together if at most this many pages are between them, since a call
-costs as much as several pages."""
-_MANY = 4096
-"""With more runs than this, the whole block is protected in one call."""
 _ARENA = 64 * MIB >> 12
 """Pages for which memory is kept from one epoch to the next."""
 _NONE: Numbers = np.zeros(0, dtype=np.intp)
@@ -109,7 +103,7 @@ class TrackedMemory:
 
     def track(self, pause: Pause) -> None:
         if not self._tracking:
-            pause(self._writes.scan_and_protect)
+            pause(self._writes.collect_all)
             self._tracking = True
 
     def prepare(self) -> None:
@@ -130,7 +124,7 @@ class TrackedMemory:
     def changes(self, pause: Pause) -> list[Changed]:
         def mark_written() -> None:
             for index, block in enumerate(self._blocks):
-                block.stale[numbers(self._scan_and_protect(index))] = True
+                block.stale[numbers(self._writes.collect(index))] = True
 
         pause(mark_written)
         return [
@@ -170,20 +164,11 @@ class TrackedMemory:
     def _changed(self, index: int) -> Changed:
         """Copy the stale pages of the paused guest."""
         block = self._blocks[index]
-        block.stale[numbers(self._scan_and_protect(index))] = True
+        block.stale[numbers(self._writes.collect(index))] = True
         found = np.flatnonzero(block.stale)
         if len(block.arena) < len(found) <= _ARENA:
             block.arena = np.empty((len(found) * 5 // 4, PAGE // 8), dtype=np.uint64)
         return Changed(numbers=found, pages=self._read(index, found, block.arena))
-
-    def _scan_and_protect(self, index: int) -> Runs:
-        """Return the pages that were written, and protect them. The guest must be paused."""
-        runs = self._writes.scan_one(index)
-        near = merged(runs, _NEAR)
-        if len(near) > _MANY:
-            near = np.array([[runs[0, 0], runs[-1, 1]]])
-        self._writes.protect(index, near.tolist())
-        return runs
 
     def _read(self, index: int, some: Numbers, into: Pages | None = None) -> Pages:
         return self._memory.read(index, runs_with(some), into)
@@ -225,15 +210,6 @@ def _differences(block: _Block, found: Numbers, pages: Pages) -> Iterator[Piece]
                 again = block.sent_once[numbers]
                 yield numbers, content, block.hot.content(numbers) if is_known else None
                 block.hot.put(numbers[again], content[again])
-
-
-def merged(runs: Runs, near: int) -> Runs:
-    """Merge runs that have at most `near` pages between them."""
-    if not len(runs):
-        return runs
-    apart = np.flatnonzero(runs[1:, 0] - runs[:-1, 1] > near)
-    starts, ends = np.append(0, apart + 1), np.append(apart, len(runs) - 1)
-    return np.stack((runs[starts, 0], runs[ends, 1]), axis=1)
 
 
 def runs_with(some: Numbers) -> Runs:

@@ -19,6 +19,7 @@ from vmckpt.capture.memory.write_tracking import (
     Runs,
     Why,
     WriteTracking,
+    merged,
     numbers,
 )
 from vmckpt.hypervisor.qemu_process import injection, userfaultfd
@@ -44,7 +45,7 @@ def tracked(process: WrittenProcess) -> WriteTracking:
 @pytest.mark.parametrize("huge", [False, True])
 def test_each_written_page_is_found_once_it_was_protected(huge: bool) -> None:
     with WrittenProcess(2048, huge=huge) as process, tracked(process) as writes:
-        assert told(writes.scan_and_protect()) == list(range(2048))
+        assert told(writes.collect_all()) == list(range(2048))
         assert told(writes.scan()) == []
         dice = random.Random(7)
         for _ in range(20):
@@ -53,14 +54,14 @@ def test_each_written_page_is_found_once_it_was_protected(huge: bool) -> None:
             found = writes.scan()
             assert told(found) == pages
             assert told(writes.scan()) == pages, "a scan alone changes nothing"
-            writes.protect(0, found[0].tolist())
+            assert numbers(writes.collect(0)).tolist() == pages
             assert told(writes.scan()) == []
 
 
 def test_more_runs_than_one_call_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_tracking, "_FOUND", 8)
     with WrittenProcess() as process, tracked(process) as writes:
-        writes.scan_and_protect()
+        writes.collect_all()
         process.write(range(0, 256, 3))
         assert told(writes.scan()) == list(range(0, 256, 3))
 
@@ -70,7 +71,7 @@ def test_ranges_are_told_apart(process: WrittenProcess) -> None:
     with WriteTracking(
         process.held, [MemoryRange(start + half, half), MemoryRange(start, half)]
     ) as writes:
-        writes.scan_and_protect()
+        writes.collect_all()
         process.write([0, 130])
         assert [one.tolist() for one in writes.scan()] == [[[2, 3]], [[0, 1]]]
 
@@ -91,17 +92,15 @@ def test_nothing_that_a_guest_writes_is_missed(accelerator: str) -> None:
         ):
             found: set[int] = set()
             guest.tell("stop", {})
-            writes.scan_and_protect()
+            writes.collect_all()
             before = guest.memory.pages.copy()
             for _ in range(10):
                 guest.tell("cont", {})
                 assert guest.goes_on()
                 for _ in range(3):  # while it runs
-                    runs = writes.scan()
-                    writes.protect(0, runs[0].tolist())
-                    found |= {*told(runs)}
+                    found |= {*told(writes.collect_all())}
                 guest.tell("stop", {})
-                found |= {*told(writes.scan_and_protect())}
+                found |= {*told(writes.collect_all())}
                 now = guest.memory.pages.copy()
                 assert {*np.flatnonzero((now != before).any(axis=1)).tolist()} <= found
                 before, found = now, set()
@@ -111,7 +110,7 @@ def test_nothing_that_a_guest_writes_is_missed(accelerator: str) -> None:
 
 def test_nothing_is_left_at_the_end(process: WrittenProcess) -> None:
     with tracked(process) as writes:
-        writes.scan_and_protect()
+        writes.collect_all()
         assert process.protected() == 256
         assert process.watched()
         assert list(userfaultfd.opened(process.held)) == []
@@ -122,7 +121,7 @@ def test_nothing_is_left_at_the_end(process: WrittenProcess) -> None:
 
 def test_two_do_not_track_the_same_memory(process: WrittenProcess) -> None:
     with tracked(process) as writes:
-        writes.scan_and_protect()
+        writes.collect_all()
         with pytest.raises(CannotTrack, match="another userfaultfd") as caught:
             tracked(process)
         assert caught.value.why is Why.CONFLICT
@@ -150,7 +149,7 @@ def test_a_refused_trace_is_named(process: WrittenProcess, monkeypatch: pytest.M
 
 def test_memory_that_was_replaced_is_not_trusted(process: WrittenProcess) -> None:
     with tracked(process) as writes:
-        writes.scan_and_protect()
+        writes.collect_all()
         process.map_again()
         with pytest.raises(CannotTrack) as caught:
             writes.scan()
@@ -161,7 +160,7 @@ def test_a_process_that_has_ended_is_named(process: WrittenProcess) -> None:
     with tracked(process) as writes:
         process.kill()
         with pytest.raises(CannotTrack) as caught:
-            writes.protect(0, [(0, 1)])
+            writes.collect(0)
         assert caught.value.why is Why.ENDED
     with pytest.raises(CannotTrack):
         tracked(process)
@@ -186,8 +185,8 @@ injection._ptrace = counted(injection._ptrace)
 userfaultfd.duplicate = counted(userfaultfd.duplicate)
 fcntl.ioctl = counted(fcntl.ioctl)
 with WriteTracking(HeldProcess(pid), [MemoryRange(start, size)]) as writes:
-    writes.scan_and_protect()
-    writes.protect(0, [(0, 3)])
+    writes.collect_all()
+    writes.collect(0)
     writes.scan()
 """
 
@@ -203,7 +202,7 @@ def test_nothing_is_left_wherever_the_tracker_is_killed(process: WrittenProcess)
         process.write(range(256))
         left += len(list(userfaultfd.opened(process.held)))
         with tracked(process) as writes:
-            writes.scan_and_protect()
+            writes.collect_all()
             process.write([step])
             assert told(writes.scan()) == [step]
         assert list(userfaultfd.opened(process.held)) == [], step
@@ -219,3 +218,27 @@ def test_numbers_of_pages_in_runs() -> None:
     runs = np.array([[3, 5], [9, 10]], dtype=np.intp)
     assert numbers(runs).tolist() == [3, 4, 9]
     assert numbers(np.zeros((0, 2), dtype=np.intp)).tolist() == []
+
+
+def test_runs_that_are_near_each_other_are_merged() -> None:
+    runs = np.array([[0, 1], [3, 5], [30, 31], [48, 50]])
+    assert merged(runs, 2).tolist() == [[0, 5], [30, 31], [48, 50]]
+    assert merged(runs, 17).tolist() == [[0, 5], [30, 50]]
+    assert merged(runs[:0], 2).tolist() == []
+
+
+def test_what_is_written_beside_a_run_meanwhile_is_not_missed(
+    process: WrittenProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the scan that finds the neighbourhood, and the one that protects it."""
+    real = write_tracking.merged
+
+    def and_write(runs: Runs, near: int) -> Runs:
+        process.write([9])
+        return real(runs, near)
+
+    with tracked(process) as writes:
+        writes.collect_all()
+        process.write([7, 11])
+        monkeypatch.setattr(write_tracking, "merged", and_write)
+        assert numbers(writes.collect(0)).tolist() == [7, 9, 11]

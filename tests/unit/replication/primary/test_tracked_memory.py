@@ -21,7 +21,6 @@ from vmckpt.replication.primary.memory import answer
 from vmckpt.replication.primary.tracked_memory import (
     MemoryBlock,
     TrackedMemory,
-    merged,
     runs_with,
 )
 from vmckpt.replication.protocol import page_codec
@@ -47,7 +46,7 @@ class Both:
         self.memory.track(self.pause)
 
     def pause(self, work: Callable[[], object]) -> None:
-        """The process stands still meanwhile."""
+        """The process is stopped meanwhile."""
         os.kill(self.process.held.pid, signal.SIGSTOP)
         while state_of(self.process.held.pid) != "T":
             pass
@@ -151,7 +150,7 @@ def test_ten_thousand_epochs_in_a_row_lose_no_page() -> None:
 def test_pages_are_protected_only_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a write between the scan and the protection, or of a disk's controller, is missed."""
     states = []
-    for name in ("protect", "scan_and_protect"):
+    for name in ("collect",):
         real = getattr(WriteTracking, name)
 
         def watched(self: WriteTracking, *words: Any, real: Any = real) -> Any:
@@ -215,10 +214,15 @@ def test_what_the_backup_has_already_is_not_sent() -> None:
         assert changed.whole.tolist() == [10, 11, 20]
 
 
-def compare(memory: TrackedMemory, near: PeerConnection, far: PeerConnection, tell: object) -> int:
+def compare(
+    memory: TrackedMemory,
+    near: PeerConnection,
+    far: PeerConnection,
+    tell: Callable[[PageRequest], Digests],
+) -> int:
     def respond() -> None:
         while isinstance(asked := far.receive(SHORT), PageRequest):
-            far.send(tell(asked))  # type: ignore[operator]
+            far.send(tell(asked))
 
     teller = threading.Thread(target=respond, daemon=True)
     teller.start()
@@ -227,13 +231,6 @@ def compare(memory: TrackedMemory, near: PeerConnection, far: PeerConnection, te
     finally:
         near.send(Digests(file=0, first=0, data=b""))
         teller.join()
-
-
-def test_runs_that_are_near_each_other_are_merged() -> None:
-    runs = np.array([[0, 1], [3, 5], [30, 31], [48, 50]])
-    assert merged(runs, 2).tolist() == [[0, 5], [30, 31], [48, 50]]
-    assert merged(runs, 17).tolist() == [[0, 5], [30, 50]]
-    assert merged(runs[:0], 2).tolist() == []
 
 
 def test_runs_consist_of_the_pages() -> None:
