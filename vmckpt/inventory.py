@@ -277,7 +277,7 @@ class Inventory:
         )
 
     def host(self, name: str) -> Host:
-        """Return the named host. Raises InventoryError with a similar name if it is missing."""
+        """Return the named host. Raises InventoryError, which suggests a similar name, if any."""
         if name in self.hosts:
             return self.hosts[name]
         raise InventoryError(f"{self.path}: no host {name!r}{config_file.likely(name, self.hosts)}")

@@ -84,7 +84,7 @@ class View:
     conflicts: int
     forgotten: int
     verified: messages.Message | None
-    """The guest's answer to the last request to check itself."""
+    """The guest's answer to the last request to check itself; None: it has not answered."""
 
 
 @dataclass(slots=True)

@@ -88,7 +88,7 @@ class Reply:
 
 
 def encode_request(request: Request) -> bytes:
-    """Return the datagram of a request."""
+    """Encode a request as a datagram."""
     asked = request.asked
     return _REQUEST.pack(
         _REQUEST_MAGIC, request.recording, request.session, request.sequence,

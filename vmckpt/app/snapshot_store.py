@@ -228,7 +228,7 @@ class DeletionPlan:
     """Public metadata of the snapshots that can be read, by ID."""
 
     def delete(self) -> Iterator[str]:
-        """Delete the snapshots, and yield the ID of each.
+        """Delete the snapshots, and yield the ID of each after its deletion.
 
         Raises StoreError, and BadInput if a snapshot is pinned.
         """

@@ -184,7 +184,7 @@ def show_plays(found: "Imagined") -> None:
         output.out.print(
             f"simulated {found.plays} times, with durations off by up to {evacuation.LUCK.off:.0%}"
             f" and {evacuation.LUCK.fails:.0%} of the moves failing:"
-            f" {found.total.show(show_seconds)},"
+            f" took {found.total.show(show_seconds)},"
             f" at least {found.arrived} of {show_count(len(found.plan.going), 'guest')} arrived"
         )
 

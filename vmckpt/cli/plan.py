@@ -158,7 +158,7 @@ def _range(span: "Range | None", show: Callable[[float], str]) -> str:
 
 def _verdict(one: "Forecast") -> str:
     if one.converges is None:
-        return "may not complete"
+        return "might not complete"
     if not one.converges:
         return "does not complete"
     return "completes by post-copy" if one.switches else ""

@@ -260,7 +260,7 @@ def _out(record: Record | None, now: float, *, busy: bool) -> str | None:
     if now < record.out_until:
         return (
             f"{show_count(record.failures, 'move')} to it failed; excluded for"
-            f" {record.out_until - now:.0f} s more"
+            f" another {record.out_until - now:.0f} s"
         )
     return "is being tried with one guest" if busy else None
 

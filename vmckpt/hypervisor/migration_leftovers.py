@@ -85,7 +85,7 @@ async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
     def change(connection: libvirt.virConnect) -> None:
         _standing(hypervisor, connection, uuid, _LEAVING).destroy()
 
-    await hypervisor.execute("destroying a copy that was handed over", change)
+    await hypervisor.execute("destroying the source's paused copy", change)
 
 
 async def start_leaving(hypervisor: Hypervisor, uuid: str) -> None:

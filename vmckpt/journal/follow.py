@@ -1,4 +1,4 @@
-"""Follow all operations in a journal: their beginnings, events and ends."""
+"""Follow all operations in a journal: their start, events and end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

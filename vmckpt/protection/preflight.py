@@ -43,7 +43,7 @@ class ProtectionFacts:
     rooms: tuple[Room, ...]
     """Space for the standby's new images, on each of the backup's file systems."""
     shared_room: tuple[Bytes, Bytes]
-    """Free space on the tmpfs of primary and backup."""
+    """Free space on the primary's and on the backup's tmpfs, in this order."""
     has_lease: bool
     fence: str | None
     """The primary's fence agent; None if it has no fence agent."""

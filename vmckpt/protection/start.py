@@ -253,7 +253,7 @@ class Beginning:
             answers = time.monotonic() if status.agent else answers
             if status.outcome is not None or time.monotonic() - answers > _PATIENCE:
                 raise VmckptError(
-                    f"the guest's agent on {self._setting.primary.name} has stopped:"
+                    f"the primary's agent on {self._setting.primary.name} has stopped:"
                     f" {status.why or status.says or 'no reason reported'}",
                     hint="run vmckpt recover",
                 )

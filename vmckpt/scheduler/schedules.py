@@ -168,8 +168,8 @@ def _unknown(schedule: Schedule, stores: Sequence[str]) -> str | None:
             return f"no store {name!r} in the inventory{likely(name, stores)}"
     if schedule.store is None and stores[0] in (one.store for one in schedule.copies):
         return (
-            f"without store, snapshots are written to the first store, {stores[0]}; they cannot be"
-            " copied to the same store"
+            f"copies: {stores[0]} is already the schedule's store, because store: is not set and"
+            f" {stores[0]} is the first store in the inventory; set store:, or copy to another one"
         )
     return None
 

@@ -256,7 +256,7 @@ class SnapshotSession:
         """ID of the snapshot whose manifest may still be signed; None once it was signed."""
 
     async def run(self, guest: Guest, request: TakeRequest) -> Taken:
-        """Order the snapshot from the agent and wait for it. Raises VmckptError."""
+        """Send the snapshot order to the agent, and wait for its result. Raises VmckptError."""
         order = await asyncio.to_thread(self._order, guest, request)
         self._unsigned = order.snapshot
         meant = {

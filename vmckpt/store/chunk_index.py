@@ -87,7 +87,7 @@ def positions(keys: Keys, names: Names, asked: Names) -> Numbers:
 
 
 class NameSet:
-    """A sorted set of names."""
+    """A sorted set of chunk names."""
 
     def __init__(self, parts: Iterable[Names]) -> None:
         keys, names = _sorted(np.zeros(0, dtype=f"V{NAME}"))

@@ -105,7 +105,7 @@ def _protect(order: ReplicaOrder) -> dict[str, Any]:
     (folder_of(order.guest) / protocol_connection.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
     teardown.note_alone(folder_of(order.guest))  # the standby has no epoch yet
-    _begin(order, "the guest's agent")
+    _begin(order, "the primary's agent")
     return {}
 
 

@@ -151,7 +151,7 @@ class GroupMember:
             own.note(undo)
             if self._stood:
                 raise CaptureFailed(
-                    "the first capture method failed after the other guests of the group were"
+                    "the first capture method failed after the other guests of the group had been"
                     " paused"
                 )
             if not self._ready:

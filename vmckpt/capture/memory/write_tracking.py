@@ -125,9 +125,9 @@ class WriteTracking:
     def collect(self, index: int) -> Runs:
         """Like `scan`, for the range with this index, but also protect the pages.
 
-        The kernel finds and protects each page in one step, so no write in between is missed. Only
-        the neighbourhood of written pages is protected: under KVM, the guest then has to map these
-        pages again. Raises CannotTrack.
+        The kernel finds and protects each page in one step, so no write in between is missed. It is
+        called only for the ranges around written pages: under KVM, a call drops the mappings of its
+        whole range, and the next access to each of these pages faults. Raises CannotTrack.
         """
         one = self._ranges[index]
         near = merged(self._scan(one, 0), _NEAR)

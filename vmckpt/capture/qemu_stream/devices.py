@@ -42,7 +42,7 @@ class Section:
 
 
 def description(tail: bytes) -> dict[str, Any] | None:
-    """Return the JSON description at the end of a tail; None if there is none."""
+    """Return the JSON description at the end of a stream's tail; None if it has none."""
     mark = bytes([EOF, DESCRIPTION])
     at = len(tail)
     while (at := tail.rfind(mark, 0, at)) >= 0:

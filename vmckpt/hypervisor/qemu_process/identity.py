@@ -163,7 +163,7 @@ def require(guest: str, name: str, host: str) -> HeldProcess:
     if process is None:
         raise CannotCapture(
             f"{name} has no QEMU process on {host}",
-            hint="name the host where the guest is running",
+            hint=f"run vmckpt guests to see whether {name} is running, and on which host",
         )
     return process
 

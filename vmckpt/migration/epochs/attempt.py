@@ -149,7 +149,7 @@ class _Attempt:
         ended = ours.outcome is not None or ours.knows_nothing
         if ended or _now() - self._heard > _SILENT:
             raise VmckptError(
-                f"the guest's agent on {pair.source.name} has stopped, or does not answer: {why}"
+                f"vmckpt's agent on {pair.source.name} has stopped, or does not answer: {why}"
             )
 
     def _seen(self, ours: ProtectionStatus) -> SwitchoverFacts:

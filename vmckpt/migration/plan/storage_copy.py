@@ -88,7 +88,8 @@ def plan(
     """Return the copies to make, and all findings about them.
 
     `source`, `target`: host names. `images`: each image by its path on the source, or the reason
-    why the image could not be read. `places`: by path on the target.
+    why the image could not be read. `places`: the locations of the new images, by path on the
+    target.
     """
     chosen = wanted(drives, same_file, wish)
     findings = [*_overrides(source, drives, same_file, wish)]
@@ -206,7 +207,7 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
 
 def _image(source: str, drive: Drive, image: Image, wish: CopyOptions) -> Iterator[Finding]:
     """Yield what the operator should know about a drive that is copied."""
-    after = "is removed after the guest has arrived" if wish.remove else "is kept, unused"
+    after = "is removed after the guest has arrived" if wish.remove else "is kept but no longer used"
     yield Finding(
         code="disk-copied", severity=Severity.INFO, where=source,
         text=f"{_named(drive)} is copied; the source's image {after}",

@@ -39,14 +39,14 @@ class SwitchoverFacts:
 
     elapsed: Seconds
     ready: bool
-    """The target has a complete epoch, and the guest's agent is running."""
+    """The target has a complete epoch, and the primary's agent is running."""
     recent: Sequence[Cost] = field(default=())
     """The costs of the latest epochs, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the policy allows."""
+    """The policy's limits for a migration by epochs."""
 
     max_downtime: Seconds
     time: Seconds | None

@@ -66,7 +66,7 @@ def decide(seen: Seen, *, patience: Seconds) -> Decision:
         return _by_lease(seen, patience)
     if seen.person and seen.silent > patience:
         return Decision(step=Step.RUN, why="the controller declared the primary dead")
-    return Decision(step=Step.WAIT, why="without a lease store, a failover must be requested")
+    return Decision(step=Step.WAIT, why="there is no lease store, so a failover must be requested")
 
 
 def _by_lease(seen: Seen, patience: Seconds) -> Decision:

@@ -1,1 +1,1 @@
-"""The watchdog: kills a protected guest when its lease ends, and restarts the guest's agent."""
+"""The watchdog: kills a protected guest when its lease ends, and restarts the primary's agent."""

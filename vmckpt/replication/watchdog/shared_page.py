@@ -94,7 +94,7 @@ class WatchdogPage:
         self._times[_RENEWED] = sent
 
     def lose(self) -> None:
-        """Record that the lease is lost: the watchdog kills the guest in its next turn."""
+        """Record that the lease is lost: the watchdog kills the guest in its next cycle."""
         self.renewed = float("-inf")
 
     @property

@@ -302,7 +302,7 @@ class _Restoring:
         self, plan: _Plan, warnings: tuple[str, ...], hosts: Mapping[str, Host],
         users: Mapping[str, tuple[str, str]],
     ) -> Restored:  # fmt: skip
-        """Order the restore from the agent and wait for it. Raises VmckptError."""
+        """Send the restore order to the agent, and wait for its result. Raises VmckptError."""
         opened, step_log = self._opened, self._step_log
         order = RestoreOrder(
             guest=plan.uuid,
