@@ -160,7 +160,7 @@ _PREFLIGHTS = (
     ),
     Mutation(
         name="outside-state-protected", area=Area.PREFLIGHT, file="vmckpt/protection/preflight.py",
-        old="    for kind in sorted(set(seen.devices) & set(_OUTSIDE)):",
+        old="    for kind in sorted(set(seen.devices) & set(NOT_REPLICATED)):",
         new='    for kind in sorted(set(seen.devices) & {"hostdev"}):',
         suite=_PROTECT,
         breaks="A guest continues without the state of a device that is in no epoch.",

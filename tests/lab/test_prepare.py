@@ -13,7 +13,7 @@ from vmckpt.model.finding import Severity
 def looked(bench: Bench) -> tuple[Definition, Prepared]:
     known = uuid(bench)
     found = bench.ask("alpha", lambda hypervisor: domains.stored_definition(hypervisor, known))
-    return found, prepare(found.stored, found.running, found.disks)
+    return found, prepare(found.text, found.running, found.disks)
 
 
 @pytest.mark.long

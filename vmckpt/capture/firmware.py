@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree as ET
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.hypervisor.domain_xml import path_of
 from vmckpt.util.host_files import FileRefused, Folder, opened
 
@@ -62,7 +62,7 @@ def own_nvram(xml: str, name: str) -> str:
         source.set("file", own)
     else:
         node.text = own
-    return ET.tostring(root, encoding="unicode")
+    return definition_text.text(root, xml)
 
 
 def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:

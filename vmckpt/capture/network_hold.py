@@ -17,6 +17,7 @@ from typing import Protocol, Self
 from xml.etree import ElementTree as ET
 
 from vmckpt.capture import migration_settings
+from vmckpt.capture.device_limits import CARDS_OUTSIDE, wants_vhost
 from vmckpt.capture.memory.undo_process import UndoProcess
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor import domain_xml
@@ -30,8 +31,6 @@ _MARGIN = Seconds(0.5)
 HELD = b"h"
 """Message that notifies the undo process that buffering begins."""
 _MARK = "vmckpt-hold-"
-_OUTSIDE = ("hostdev", "vhostuser", "vdpa")
-"""Types of network card whose packets bypass QEMU."""
 _VHOST = "/dev/vhost-net"
 
 
@@ -88,10 +87,9 @@ def why_not(card: Card, *, vhost: bool) -> str | None:
 
     `vhost`: whether QEMU uses the kernel's vhost for any card; libvirt does not report which card.
     """
-    if card.kind in _OUTSIDE:
+    if card.kind in CARDS_OUTSIDE:
         return f"{card.name} ({card.kind}) bypasses QEMU"
-    virtio = (card.model or "").startswith("virtio")
-    if card.driver == "vhost" or (vhost and virtio and card.driver is None):
+    if vhost and wants_vhost(card.kind, card.model, card.driver):
         return f"{card.name} uses vhost"
     if card.queues > 1:
         return f"{card.name} has {card.queues} queues"

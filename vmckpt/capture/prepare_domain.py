@@ -8,11 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
+from vmckpt.capture.device_limits import (
+    CARDS_OUTSIDE,
+    NOT_REPLICATED,
+    not_replicated,
+    wants_vhost,
+)
+from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.finding import Finding, Severity
-
-# Types of network card whose frames bypass QEMU.
-_OUTSIDE = {"hostdev", "vhostuser", "vdpa"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +30,14 @@ class Prepared:
     """Whether the guest is running without the required settings, and must be restarted."""
 
 
-def prepare(
-    stored: ET.Element, running: ET.Element | None, disks: Sequence[DiskFacts] = ()
-) -> Prepared:
+def prepare(stored: str, running: ET.Element | None, disks: Sequence[DiskFacts] = ()) -> Prepared:
     """Compare a definition with the required settings, and return the changed definition.
 
     `stored`: the persistent definition; `running`: the live definition, None if the guest is off;
-    `disks`: facts about the guest's disks, for the findings.
+    `disks`: facts about the guest's disks, for the findings. Raises ValueError or ParseError if
+    `stored` is not the XML of a domain.
     """
-    root = copy.deepcopy(stored)
+    root = domain_xml.tree(stored, "domain")
     name = root.findtext("name", "?")
     findings: list[Finding] = []
     changed = False
@@ -45,9 +48,10 @@ def prepare(
         findings.append(_told(part, name, wanted=wanted, waits=waits))
     findings += _folder(root, name)
     findings += _cards(root, name)
+    findings += _unreplicated(root, name)
     findings += _images(name, disks)
     return Prepared(
-        xml=ET.tostring(root, encoding="unicode") if changed else None,
+        xml=definition_text.text(root, stored) if changed else None,
         findings=tuple(findings),
         restart=running is not None and any(part.lacking(running) for part in _PARTS),
     )
@@ -112,21 +116,21 @@ class _Generation(_Part):
 
 class _Network(_Part):
     code = "network-driver"
-    good = "its virtio cards send through QEMU"
+    good = "its network cards do not use vhost"
     bad = "a virtio network card uses vhost, which bypasses QEMU"
     why = "only QEMU can buffer output until a checkpoint is safe"
 
     def change(self, root: ET.Element) -> bool:
+        if root.get("type") != "kvm":  # libvirt uses vhost for no other guest
+            return False
         changed = False
         for card in root.findall("devices/interface"):
-            model = card.find("model")
-            if card.get("type") in _OUTSIDE or model is None:
-                continue
-            if not model.get("type", "").startswith("virtio"):
-                continue
-            driver = _child(card, "driver")
-            changed |= driver.get("name") != "qemu"
-            driver.set("name", "qemu")
+            model, driver = card.find("model"), card.find("driver")
+            told = None if model is None else model.get("type")
+            name = None if driver is None else driver.get("name")
+            if wants_vhost(card.get("type", ""), told, name):
+                _child(card, "driver").set("name", "qemu")
+                changed = True
         return changed
 
 
@@ -174,7 +178,7 @@ def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
 def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
     """Report network cards that cannot be changed to send through QEMU."""
     for card in root.findall("devices/interface"):
-        if card.get("type") in _OUTSIDE:
+        if card.get("type") in CARDS_OUTSIDE:
             mac = card.find("mac")
             address = mac.get("address", "?") if mac is not None else "?"
             yield Finding(
@@ -182,6 +186,17 @@ def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
                 text=f"card {address} ({card.get('type')}) bypasses QEMU: its output cannot be"
                 " buffered, so replication and consistent group snapshots are not possible",
                 hint="replace it with a virtio card on a bridge",
+            )  # fmt: skip
+
+
+def _unreplicated(root: ET.Element, guest: str) -> Iterator[Finding]:
+    """Report devices with which `protect` refuses a guest. Snapshots can include some of them."""
+    for kind in NOT_REPLICATED:
+        if root.find(f"devices/{kind}") is not None:
+            text, hint = not_replicated(kind, guest)
+            yield Finding(
+                code=f"device-{kind}", severity=Severity.WARNING, where=guest,
+                text=f"{text}, so vmckpt protect refuses the guest", hint=hint,
             )  # fmt: skip
 
 

@@ -330,7 +330,6 @@ class Definition:
 
     text: str
     """The stored definition, exactly as returned by libvirt."""
-    stored: ET.Element
     running: ET.Element | None
     """The live definition; None: the guest is off."""
     disks: tuple[DiskFacts, ...]
@@ -351,7 +350,6 @@ async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
         text = domain.XMLDesc(_STORED)
         return Definition(
             text=text,
-            stored=domain_xml.tree(text, "domain"),
             running=domain_xml.tree(domain.XMLDesc(_SECURE), "domain") if active else None,
             disks=block.read_facts(domain.XMLDesc(), known),
         )

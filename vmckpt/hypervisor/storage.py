@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from vmckpt.errors import BadInput, HypervisorError
-from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.disk import Drive
 from vmckpt.units import Seconds
@@ -66,7 +66,7 @@ def with_images_at(xml: str, paths: Mapping[str, str]) -> str:
         if name in paths and source is not None and source.get("file") is not None:
             changed |= domain_xml.another_image(source) or source.get("file") != paths[name]
             source.set("file", paths[name])
-    return ET.tostring(root, encoding="unicode") if changed else xml
+    return definition_text.text(root, xml) if changed else xml
 
 
 async def definitions_with_images_at(

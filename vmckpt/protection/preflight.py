@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vmckpt.capture.device_limits import NOT_REPLICATED, not_replicated
 from vmckpt.model.disk import Room
 from vmckpt.model.epoch_cost import EpochCost, Finder
 from vmckpt.model.finding import Finding, Severity
@@ -18,7 +19,6 @@ _FIXED = Seconds(0.014)
 """The part of an epoch's pause that does not depend on memory; measured by bench/replication.py."""
 _COPIED = 1 << 31
 """Bytes of written pages copied per second."""
-_OUTSIDE = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,11 +226,8 @@ def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
 
 
 def _devices(seen: ProtectionFacts) -> Iterator[Finding]:
-    for kind in sorted(set(seen.devices) & set(_OUTSIDE)):
-        yield _blocker(
-            f"device-{kind}", seen.guest, f"its {kind} device has state that cannot be replicated",
-            "remove the device from the guest first",
-        )  # fmt: skip
+    for kind in sorted(set(seen.devices) & set(NOT_REPLICATED)):
+        yield _blocker(f"device-{kind}", seen.guest, *not_replicated(kind, seen.guest))
     outputs = sorted(set(seen.devices) & {"serial", "graphics", "channel"})
     if outputs:
         yield _warning(

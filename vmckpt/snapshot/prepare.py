@@ -101,7 +101,7 @@ async def _guest(hypervisor: Hypervisor, name: str) -> Guest:
 
 async def _read(hypervisor: Hypervisor, guest: Guest) -> tuple[Definition, Prepared]:
     found = await domains.stored_definition(hypervisor, guest.uuid)
-    return found, prepare(found.stored, found.running, found.disks)
+    return found, prepare(found.text, found.running, found.disks)
 
 
 def _told(

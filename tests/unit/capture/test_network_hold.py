@@ -30,7 +30,9 @@ class Clock:
         ({"driver": None}, False, None),
         ({"driver": None}, True, "uses vhost"),
         ({"driver": None, "model": "e1000"}, True, None),
-        ({"driver": "vhost"}, False, "uses vhost"),
+        ({"driver": "vhost"}, True, "uses vhost"),
+        ({"driver": "vhost"}, False, None),  # under TCG, libvirt ignores it
+        ({"driver": None, "kind": "user"}, True, None),
         ({"queues": 2}, False, "has 2 queues"),
         ({"kind": "hostdev"}, False, "bypasses QEMU"),
         ({"kind": "vhostuser"}, False, "bypasses QEMU"),

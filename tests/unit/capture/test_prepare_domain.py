@@ -34,7 +34,7 @@ DISK = DiskFacts(
 
 def prepare(stored: str, running: str | None, disks: Sequence[DiskFacts] = ()) -> Prepared:
     live = ET.fromstring(running) if running is not None else None
-    return room.prepare(ET.fromstring(stored), live, disks)
+    return room.prepare(stored, live, disks)
 
 
 def told(found: Prepared) -> dict[str, Severity]:
@@ -131,6 +131,55 @@ def test_numa_cells_are_shared_too() -> None:
 
     assert found.xml is not None
     assert 'memAccess="shared"' in found.xml
+
+
+@pytest.mark.parametrize(
+    ("domain", "card", "changes"),
+    [
+        pytest.param("kvm", "<model type='virtio'/>", True, id="kvm"),
+        pytest.param("kvm", "<model type='virtio-transitional'/>", True, id="transitional"),
+        pytest.param("kvm", "<model type='virtio'/><driver name='vhost'/>", True, id="explicit"),
+        pytest.param("kvm", "<model type='virtio'/><driver name='qemu'/>", False, id="qemu"),
+        pytest.param("kvm", "<model type='e1000'/>", False, id="not-virtio"),
+        pytest.param("qemu", "<model type='virtio'/>", False, id="tcg"),
+        pytest.param("qemu", "<model type='virtio'/><driver name='vhost'/>", False, id="ignored"),
+    ],
+)
+def test_only_virtio_cards_under_kvm_have_vhost(domain: str, card: str, changes: bool) -> None:
+    stored = GOOD.replace("<model type='virtio'/><driver name='qemu' queues='2'/>", card)
+    found = prepare(stored.replace("type='kvm'", f"type='{domain}'"), None)
+
+    assert (found.xml is not None) == changes
+    expected = Severity.WARNING if changes else Severity.OK
+    assert told(found)["network-driver"] is expected
+
+
+def test_a_card_of_qemus_own_network_has_no_vhost() -> None:
+    stored = GOOD.replace("<driver name='qemu' queues='2'/>", "").replace("'bridge'", "'user'")
+
+    assert prepare(stored, None).xml is None
+
+
+@pytest.mark.parametrize(("kind", "says"), [("tpm", "its TPM"), ("vsock", "its vsock device")])
+def test_a_device_with_which_protect_refuses_the_guest_is_told_of(kind: str, says: str) -> None:
+    found = prepare(GOOD.replace("<devices>", f"<devices><{kind}/>"), None)
+    (one,) = (finding for finding in found.findings if finding.code == f"device-{kind}")
+
+    assert found.xml is None
+    assert one.text.startswith(f"{says} has state that cannot be replicated")
+    assert one.severity is Severity.WARNING
+    assert one.hint
+
+
+def test_metadata_keeps_its_prefixes() -> None:
+    entry = (
+        '<libosinfo:libosinfo xmlns:libosinfo="http://libosinfo.org/xmlns/libvirt/domain/1.0">'
+        '<libosinfo:os id="http://debian.org/debian/12"/></libosinfo:libosinfo>'
+    )
+    found = prepare(BARE.replace("<metadata>", f"<metadata>{entry}"), None)
+
+    assert found.xml is not None
+    assert entry in found.xml
 
 
 def test_a_card_that_passes_qemu_by_is_told_of() -> None:

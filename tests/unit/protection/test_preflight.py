@@ -80,7 +80,8 @@ BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
     ("nbdkit-missing", "alpha", replace(FINE, disk_logs=False), "alpha lacks nbdkit"),
     ("no-lease", "web1", replace(FINE, has_lease=False), "vmckpt cannot know"),
     *((f"device-{kind}", "web1", with_device(kind), f"its {kind} device")
-      for kind in ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")),
+      for kind in ("hostdev", "filesystem", "vsock", "shmem", "redirdev")),
+    ("device-tpm", "web1", with_device("tpm"), "its TPM has state that cannot be replicated"),
 ]  # fmt: skip
 WARNINGS = [
     ("disk-read-only", disk(read_only=True, kind="block", source="/dev/sr0"), "/dev/sr0"),

@@ -37,9 +37,7 @@ class Libvirt:
 
     async def stored_definition(self, *_: object) -> Definition:
         live = None if self.running is None else ET.fromstring(self.running)
-        return Definition(
-            text=self.stored, stored=ET.fromstring(self.stored), running=live, disks=()
-        )
+        return Definition(text=self.stored, running=live, disks=())
 
     async def write(self, _: object, __: str, xml: str, *, instead_of: str) -> None:
         assert instead_of == self.stored

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from xml.etree import ElementTree as ET
 
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor import definition_text, domain_xml
 
 
 def require_overlay_support(formats: Mapping[str, str]) -> None:
@@ -47,7 +47,7 @@ def behind(xml: str, sockets: Mapping[str, str]) -> str:
         ET.SubElement(source, "host", transport="unix", socket=sockets[name])
     if left:
         raise ValueError(f"the guest has no disk {min(left)}")
-    return ET.tostring(root, encoding="unicode")
+    return definition_text.text(root, xml)
 
 
 def waiting(xml: str, sockets: Mapping[str, str]) -> frozenset[str]:

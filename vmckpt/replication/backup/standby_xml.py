@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor import definition_text, domain_xml
 
 QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 MARK = domain_xml.STANDBY
@@ -36,7 +36,7 @@ def standby(
     mark.set("session", session)
     wait(root)
     ET.register_namespace("vmckpt-standby", MARK)
-    return ET.tostring(root, encoding="unicode")
+    return definition_text.text(root, xml)
 
 
 def share_memory(root: ET.Element) -> None:
@@ -80,7 +80,7 @@ def clean(xml: str, images: Mapping[str, str]) -> str:
     root = plain(xml)
     place(root, images)
     ET.register_namespace("qemu", QEMU)
-    return ET.tostring(root, encoding="unicode")
+    return definition_text.text(root, xml)
 
 
 def plain(xml: str) -> ET.Element:
@@ -132,7 +132,7 @@ def with_owners_kept(xml: str, shared: Collection[str]) -> str:
             source.remove(label)
         ET.SubElement(source, "seclabel", {"model": "dac", "relabel": "no"})
     ET.register_namespace("qemu", QEMU)
-    return ET.tostring(root, encoding="unicode")
+    return definition_text.text(root, xml)
 
 
 def plugged(xml: str) -> list[str]:

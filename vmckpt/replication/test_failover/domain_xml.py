@@ -8,7 +8,7 @@ from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
 from vmckpt.capture.disks import lazy_overlay
-from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.replication.backup import standby_xml
 
 MARK = domain_xml.TEST
@@ -54,7 +54,7 @@ def copy(
         _own_screen(screen)
     _mark(root, session, of)
     standby_xml.wait(root)
-    text = ET.tostring(root, encoding="unicode")
+    text = definition_text.text(root, xml)
     return lazy_overlay.behind(text, {target: socket for target, (_, socket) in disks.items()})
 
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 from vmckpt.capture import firmware
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.model.guest import Guest
 
 
@@ -27,7 +27,7 @@ def xml_for_replace(xml: str, images: Mapping[str, str]) -> str:
     """
     root = domain_xml.tree(xml, "domain")
     _place(root, images)
-    return ET.tostring(root, encoding="unicode")
+    return definition_text.text(root, xml)
 
 
 def xml_for_fork(
@@ -57,7 +57,7 @@ def xml_for_fork(
         _card(card, mac, link_up=link_up)
     for console in root.findall("devices/*/source[@path]") + root.findall("devices/*/log[@file]"):
         _own_file(console, uuid)
-    return ET.tostring(root, encoding="unicode")
+    return definition_text.text(root, xml)
 
 
 def cards(xml: str) -> int:
@@ -175,7 +175,7 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
         else:
             holders[node].remove(node)
             said.append(f"{what} was removed from the fork")
-    return ET.tostring(root, encoding="unicode"), tuple(said)
+    return definition_text.text(root, xml), tuple(said)
 
 
 def drives(xml: str) -> dict[str, str]:

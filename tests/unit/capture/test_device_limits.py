@@ -1,0 +1,33 @@
+"""Which network cards use vhost, and what is said of devices that cannot be replicated."""
+
+import pytest
+
+from vmckpt.capture import device_limits
+from vmckpt.capture.device_limits import NOT_REPLICATED, wants_vhost
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "driver", "vhost"),
+    [
+        ("bridge", "virtio", None, True),
+        ("network", "virtio-non-transitional", "vhost", True),
+        ("direct", "virtio", None, True),
+        ("bridge", "virtio", "qemu", False),
+        ("bridge", "e1000e", None, False),
+        ("bridge", None, None, False),
+        ("user", "virtio", None, False),
+    ],
+)
+def test_which_cards_libvirt_gives_to_vhost(
+    kind: str, model: str | None, driver: str | None, vhost: bool
+) -> None:
+    assert wants_vhost(kind, model, driver) is vhost
+
+
+@pytest.mark.parametrize("kind", NOT_REPLICATED)
+def test_every_such_device_has_a_reason_and_a_hint(kind: str) -> None:
+    text, hint = device_limits.not_replicated(kind, "web1")
+
+    assert "cannot be replicated" in text
+    assert hint
+    assert ("virsh edit web1" in hint) == (kind == "tpm")

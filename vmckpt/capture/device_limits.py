@@ -1,0 +1,31 @@
+"""Network cards that bypass QEMU, and devices whose state cannot be replicated. Pure."""
+
+CARDS_OUTSIDE = ("hostdev", "vhostuser", "vdpa")
+"""Types of network card whose packets bypass QEMU."""
+NOT_REPLICATED = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
+"""Devices whose state QEMU does not have, by their elements in a definition."""
+_VHOST_TYPES = ("bridge", "network", "direct", "ethernet")
+
+
+def wants_vhost(kind: str, model: str | None, driver: str | None) -> bool:
+    """Return whether libvirt lets the kernel's vhost handle such a card's packets.
+
+    libvirt does so only for guests under KVM, and only if the host has vhost. `kind`, `model` and
+    `driver`: the card's type, its model and the name of its driver, as in the definition.
+    """
+    virtio = (model or "").startswith("virtio")
+    return kind in _VHOST_TYPES and virtio and driver != "qemu"
+
+
+def not_replicated(kind: str, guest: str) -> tuple[str, str]:
+    """Return what is wrong with a device of `NOT_REPLICATED`, and a hint."""
+    if kind == "tpm":
+        return (
+            "its TPM has state that cannot be replicated",
+            f"if {guest} stores no keys in its TPM, shut it down, remove <tpm> with virsh edit"
+            f" {guest}, and start it again; virt-install adds no TPM with --tpm none",
+        )
+    return (
+        f"its {kind} device has state that cannot be replicated",
+        "remove the device from the guest first",
+    )
