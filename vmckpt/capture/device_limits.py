@@ -1,5 +1,7 @@
 """Network cards that bypass QEMU, and devices whose state cannot be replicated. Pure."""
 
+from xml.etree import ElementTree as ET
+
 CARDS_OUTSIDE = ("hostdev", "vhostuser", "vdpa")
 """Types of network card whose packets bypass QEMU."""
 NOT_REPLICATED = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
@@ -15,6 +17,19 @@ def wants_vhost(kind: str, model: str | None, driver: str | None) -> bool:
     """
     virtio = (model or "").startswith("virtio")
     return kind in _VHOST_TYPES and virtio and driver != "qemu"
+
+
+def kinds(root: ET.Element) -> tuple[str, ...]:
+    """Return the kinds of the devices in a guest's definition, without USB redirection by SPICE.
+
+    virt-install adds such redirection to every guest with SPICE. Without a client it has no state;
+    QEMU unplugs a redirected device if it loads a state without the client's connection.
+    """
+    return tuple(
+        device.tag
+        for device in root.findall("devices/*")
+        if not (device.tag == "redirdev" and device.get("type") == "spicevmc")
+    )
 
 
 def not_replicated(kind: str, guest: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 from vmckpt.capture.device_limits import (
     CARDS_OUTSIDE,
     NOT_REPLICATED,
+    kinds,
     not_replicated,
     wants_vhost,
 )
@@ -191,8 +192,9 @@ def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
 
 def _unreplicated(root: ET.Element, guest: str) -> Iterator[Finding]:
     """Report devices with which `protect` refuses a guest. Snapshots can include some of them."""
+    there = kinds(root)
     for kind in NOT_REPLICATED:
-        if root.find(f"devices/{kind}") is not None:
+        if kind in there:
             text, hint = not_replicated(kind, guest)
             yield Finding(
                 code=f"device-{kind}", severity=Severity.WARNING, where=guest,

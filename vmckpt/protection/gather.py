@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from vmckpt.agent import client
+from vmckpt.capture import device_limits
 from vmckpt.hypervisor import host_facts
 from vmckpt.hypervisor import storage as hypervisor_storage
 from vmckpt.hypervisor.connection import Hypervisor
@@ -128,7 +129,7 @@ async def seen(
             _asked(setting.backup, guest.uuid, needed, files),
         )
     name_taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
-    devices = [node.tag for node in ET.fromstring(looked["xml"]).findall("devices/*")]
+    devices = device_limits.kinds(ET.fromstring(looked["xml"]))
     ours = replace(ours, memory_free=Bytes(ours.memory_free + request.held))
     return ProtectionFacts(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,

@@ -1,5 +1,7 @@
 """Which network cards use vhost, and what is said of devices that cannot be replicated."""
 
+from xml.etree import ElementTree as ET
+
 import pytest
 
 from vmckpt.capture import device_limits
@@ -22,6 +24,13 @@ def test_which_cards_libvirt_gives_to_vhost(
     kind: str, model: str | None, driver: str | None, vhost: bool
 ) -> None:
     assert wants_vhost(kind, model, driver) is vhost
+
+
+def test_usb_redirection_by_spice_is_no_obstacle() -> None:
+    spice, tcp = "<redirdev bus='usb' type='spicevmc'/>", "<redirdev bus='usb' type='tcp'/>"
+    for text, found in ((spice, ()), (tcp, ("redirdev",)), (spice + tcp, ("redirdev",))):
+        root = ET.fromstring(f"<domain><devices>{text}<disk/></devices></domain>")
+        assert device_limits.kinds(root) == (*found, "disk")
 
 
 @pytest.mark.parametrize("kind", NOT_REPLICATED)
