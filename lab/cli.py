@@ -21,6 +21,7 @@ from vmckpt_lab import guests, host, lab, ledger, network
 from vmckpt_lab.chaos import plan as plans
 from vmckpt_lab.chaos import run as chaos_run
 from vmckpt_lab.chaos.run import Campaign, Wrong
+from vmckpt_lab.debian import guest as debian
 from vmckpt_lab.observer import client
 from vmckpt_lab.plan import LabPlan
 
@@ -222,54 +223,81 @@ def _guest_status(found: LabPlan, guest: guests.LabGuest) -> dict[str, Any]:
 def guest(
     guest: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new guest.")],
     on: Annotated[str, typer.Option("--on", metavar="HOST", help="Host to start the guest on.")],
+    os_name: Annotated[
+        str | None,
+        typer.Option("--os", metavar="NAME", help="Operating system of a real guest: debian."),
+    ] = None,
     memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory size of the guest.")
-    ] = "256MiB",
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory size. Default: 256MiB; with --os: 640MiB."),
+    ] = None,
     dirty: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="SIZE@RATE",
-            help="Size of the memory region that the guest rewrites, and the rate.",
+            help="Size of the memory region that the guest rewrites, and the rate. Default:"
+            " 64MiB@20MiB/s. Not with --os.",
         ),
-    ] = "64MiB@20MiB/s",
+    ] = None,
     disk: Annotated[
-        str, typer.Option(metavar="SIZE", help="Disk size of the guest; 0: no disk.")
-    ] = "64MiB",
+        str | None,
+        typer.Option(metavar="SIZE", help="Disk size; 0: no disk. Default: 64MiB. Not with --os."),
+    ] = None,
     disk_format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="Disk format: raw or qcow2.")
-    ] = "raw",
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Disk format: raw (default) or qcow2 (default with --os; has a backing file).",
+        ),
+    ] = None,
     private_disk: Annotated[
         bool, typer.Option("--private-disk", help="Put the disk on the host's private storage.")
     ] = False,
     shared_memory: Annotated[
         bool,
         typer.Option(
-            "--shared-memory", help="Put the memory in a file that other processes can map."
+            "--shared-memory",
+            help="Put the memory in a file that other processes can map. Not with --os.",
         ),
     ] = False,
     vcpus: Annotated[int, typer.Option(min=1, max=4, help="Number of vCPUs.")] = 1,
+    nics: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Number of NICs. Only with --os.")
+    ] = None,
+    uefi: Annotated[
+        bool, typer.Option("--uefi", help="Boot with UEFI and NVRAM. Only with --os.")
+    ] = False,
+    tpm: Annotated[
+        bool, typer.Option("--tpm", help="Add an emulated TPM 2.0. Only with --os.")
+    ] = False,
     name: NAME = "lab",
 ) -> None:
     """Start a guest that keeps ledgers of its memory, disk and output.
+
+    With --os debian, start a Debian guest, defined by virt-install: systemd, guest agent, and a
+    PostgreSQL server under load. A client outside records the commits that it acknowledges.
 
     See vmckpt lab verify.
 
     Example:
 
         vmckpt lab guest web1 --on alpha --memory 512MiB --dirty 64MiB@20MiB/s
+        vmckpt lab guest db1 --on alpha --os debian
     """
-    guests.start(
-        lab.load(name),
-        guest,
-        on,
-        memory=memory,
-        dirty=dirty,
-        disk=disk,
-        disk_format=disk_format,
-        private_disk=private_disk,
-        shared_memory=shared_memory,
-        vcpus=vcpus,
-        say=output.say,
+    usual: dict[str, Any] = {"memory": memory, "disk_format": disk_format}
+    prover: dict[str, Any] = {"dirty": dirty, "disk": disk, "shared_memory": shared_memory or None}
+    real: dict[str, Any] = {"nics": nics, "uefi": uefi or None, "tpm": tpm or None}
+    if os_name not in (None, guests.DEBIAN):
+        raise BadInput(f"unknown operating system {os_name!r}", hint="use debian")
+    fits, others = (prover, real) if os_name is None else (real, prover)
+    for option, value in others.items():
+        if value is not None:
+            other = "only with" if os_name is None else "not with"
+            raise BadInput(f"--{option.replace('_', '-')} is possible {other} --os debian")
+    given = {key: value for key, value in (usual | fits).items() if value is not None}
+    start = guests.start if os_name is None else debian.start
+    start(
+        lab.load(name), guest, on, private_disk=private_disk, vcpus=vcpus, say=output.say, **given
     )
 
 
@@ -287,7 +315,9 @@ def verify(guest: GUEST, name: NAME = "lab", json: JSON = False) -> None:
 
     The exit code is 30 if data was lost.
     """
-    audit = ledger.audit(lab.load(name), guest)
+    found = lab.load(name)
+    known = guests.find(found, guest)
+    audit = debian.audit(found, known) if known.os else ledger.audit(found, guest)
     if json:
         output.print_json(
             {

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import os
 import re
 import secrets
+import signal
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
@@ -19,7 +22,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.units import MIB, Bytes, BytesPerSecond, parse_bytes, parse_rate
-from vmckpt_lab import guest_image, guest_templates, host, pace
+from vmckpt_lab import guest_image, guest_templates, host, network, pace
 from vmckpt_lab.lab import Say, silent
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.observer import client
@@ -28,6 +31,7 @@ from vmckpt_lab.shell import run
 
 # The byte that fills part of a disk, so that a test can search for it in other places.
 FILLING = b"\xa7"
+DEBIAN = "debian"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,10 @@ class LabGuest:
     """Gives guests from the same template different random numbers."""
     chat: int = 0
     """Number of guests, from the lab's first address, that exchange numbered messages; 0: none."""
+    os: str = ""
+    """`DEBIAN`; empty: the prover alone, which keeps the ledgers (assets/prover.c)."""
+    more_addresses: tuple[str, ...] = ()
+    """Addresses of further NICs."""
 
 
 def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
@@ -142,12 +150,17 @@ def start(
         size, room, filling = parse_bytes(memory), parse_bytes(disk), parse_bytes(written)
     except ValueError as exc:
         raise BadInput(f"guest {name}: {exc}") from None
-    _check_host(lab, on)
-    _check(lab, name, size, region, disk_format)
+    check_new(lab, name, on, disk_format)
+    if size < 128 * MIB or region > size - 96 * MIB:
+        raise BadInput(
+            f"guest {name}: {size // MIB} MiB of memory is not enough for a region of"
+            f" {region // MIB} MiB",
+            hint="use at least 128 MiB, and at least 96 MiB more than the region",
+        )
     folder = lab.private if private_disk else lab.shared
     guest = LabGuest(
         name=name,
-        address=lab.guest_address(_free_number(lab)),
+        address=free_addresses(lab, 1)[0],
         memory=size,
         vcpus=vcpus,
         dirty=region,
@@ -167,7 +180,7 @@ def start(
     if filling:
         write = f"write -P {FILLING[0]} {room // 2 // MIB * MIB} {filling}"
         run(host.enter(lab.host(on), "qemu-io", "-f", disk_format, "-c", write, guest.disk_path))
-    _write_down(lab, [*stored(lab), guest])
+    record(lab, guest)
     say(f"{name}: starting on {on}")
     try:
         asyncio.run(_launch(lab, on, domain_xml(lab, guest, booted), None if boot else room))
@@ -180,25 +193,17 @@ def start(
     return guest
 
 
-def _check_host(lab: LabPlan, on: str) -> None:
+def check_new(lab: LabPlan, name: str, on: str, disk_format: str) -> None:
+    """Raise BadInput if there is no such host or disk format, or already a guest of this name."""
     names = [h.name for h in lab.hosts]
     if on not in names:
         raise BadInput(
             f"lab {lab.name!r} has no host {on!r}", hint=f"use one of {', '.join(names)}"
         )
-
-
-def _check(lab: LabPlan, name: str, size: Bytes, region: Bytes, disk_format: str) -> None:
     if disk_format not in ("raw", "qcow2"):
         raise BadInput(f"unknown disk format {disk_format!r}", hint="use raw or qcow2")
     if any(guest.name == name for guest in stored(lab)):
         raise BadInput(f"lab {lab.name!r} already has a guest {name!r}")
-    if size < 128 * MIB or region > size - 96 * MIB:
-        raise BadInput(
-            f"guest {name}: {size // MIB} MiB of memory is not enough for a region of"
-            f" {region // MIB} MiB",
-            hint="use at least 128 MiB, and at least 96 MiB more than the region",
-        )
 
 
 def stored(lab: LabPlan) -> list[LabGuest]:
@@ -222,9 +227,21 @@ def _write_down(lab: LabPlan, guests: list[LabGuest]) -> None:
     partial.rename(lab.folder / "guests.json")
 
 
-def _free_number(lab: LabPlan) -> int:
-    taken = {guest.address for guest in stored(lab)}
-    return next(n for n in range(100) if lab.guest_address(n) not in taken)
+def record(lab: LabPlan, guest: LabGuest) -> None:
+    """Add a guest to the lab's records."""
+    _write_down(lab, [*stored(lab), guest])
+
+
+def free_addresses(lab: LabPlan, count: int) -> tuple[str, ...]:
+    """Return the first addresses that no guest of the lab has."""
+    taken = {one for guest in stored(lab) for one in (guest.address, *guest.more_addresses)}
+    free = (lab.guest_address(n) for n in range(100))
+    return tuple(islice((one for one in free if one not in taken), count))
+
+
+def commits_file(lab: LabPlan, name: str) -> Path:
+    """Return the file in which an outside client records the commits that a guest acknowledged."""
+    return lab.folder / f"{name}.commits"
 
 
 async def _launch(lab: LabPlan, on: str, xml: str, disk: Bytes | None) -> None:
@@ -257,11 +274,21 @@ def remove(lab: LabPlan, name: str) -> None:
     with suppress(LabError):
         client.ask(lab.observer_socket, op="forget", guest=name)
     asyncio.run(_remove_everywhere(lab, name))
+    _end_client(lab, name)
     for folder in (lab.shared, *(h.root / "private" for h in lab.hosts)):
         for path in folder.rglob(f"{name}.*"):
             if re.fullmatch(rf"{re.escape(name)}\.(raw|qcow2)", path.name):
                 path.unlink()
     _write_down(lab, [guest for guest in stored(lab) if guest.name != name])
+
+
+def _end_client(lab: LabPlan, name: str) -> None:
+    file = commits_file(lab, name)
+    for process in network.processes_in(lab.observer_namespace):
+        with suppress(OSError):
+            if os.fsencode(file) in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0"):
+                os.kill(process, signal.SIGKILL)
+    file.unlink(missing_ok=True)
 
 
 async def _remove_everywhere(lab: LabPlan, name: str) -> None:

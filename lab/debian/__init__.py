@@ -1,0 +1,1 @@
+"""A real Debian guest: systemd, guest agent, and PostgreSQL under load."""
