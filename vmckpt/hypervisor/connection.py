@@ -32,7 +32,10 @@ T = TypeVar("T")
 
 
 class ConnectionThread:
-    """A thread that runs callables in the order in which they were passed to `run`. The first callable starts the thread."""
+    """A thread that runs callables in the order in which they were passed to `run`.
+
+    The first callable starts the thread.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

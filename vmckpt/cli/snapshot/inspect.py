@@ -193,7 +193,9 @@ def diff(
 def verify(
     snapshots: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SNAPSHOT", help="IDs or names. Default: all snapshots in the store."),
+        typer.Argument(
+            metavar="SNAPSHOT", help="IDs or names. Default: all snapshots in the store."
+        ),
     ] = None,
     sealed: Annotated[
         bool, typer.Option("--sealed", help="Use no private key, even if --identity is given.")

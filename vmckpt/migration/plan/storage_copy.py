@@ -207,7 +207,9 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
 
 def _image(source: str, drive: Drive, image: Image, wish: CopyOptions) -> Iterator[Finding]:
     """Yield what the operator should know about a drive that is copied."""
-    after = "is removed after the guest has arrived" if wish.remove else "is kept but no longer used"
+    after = (
+        "is removed after the guest has arrived" if wish.remove else "is kept but no longer used"
+    )
     yield Finding(
         code="disk-copied", severity=Severity.INFO, where=source,
         text=f"{_named(drive)} is copied; the source's image {after}",
