@@ -16,6 +16,7 @@ from vmckpt.policy.model import Policy
 from vmckpt.policy.select import Subject
 from vmckpt.protection import status
 from vmckpt.protection.copies import of_protections
+from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.actions import Model
 from vmckpt_tui.wording import ago, bar
@@ -120,7 +121,8 @@ def guarded(entry: Mapping[str, object]) -> Cell:
         return "✗ 2 copies", "bad"
     seen = status.parse_status(entry)
     if seen.end is not None:
-        return "✗ ended", "bad"
+        over = seen.phase == ProtectionOutcome.FAILED_OVER
+        return ("! failed over", "warn") if over else ("✗ ended", "bad")
     if not seen.ready:
         return "! not ready", "warn"
     behind = "" if seen.behind_s is None else f" {show_seconds(seen.behind_s)}"

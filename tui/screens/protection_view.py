@@ -78,11 +78,16 @@ def rows(entry: Entry) -> Sequence[tuple[str, str]]:
     """Return the status as pairs of name and value."""
     seen, ours = status.parse_status(entry), said(entry, "primary")
     ready = "✓ ready" if seen.ready else "! not ready"
+    then = [] if seen.next_step is None else [("next", seen.next_step)]
+    guest = ("guest", f"{entry['guest']}, {entry['primary']} → {entry['backup']}")
+    if seen.end is not None:
+        return [guest, ("phase", seen.phase), ("ended", seen.end), *then]
     found = [
-        ("guest", f"{entry['guest']}, {entry['primary']} → {entry['backup']}"),
+        guest,
         ("phase", seen.phase if seen.epoch is None else f"{seen.phase}, epoch {seen.epoch}"),
         ("standby", f"{ready}: {seen.ready_why}"),
         ("failover", status.decided_by(entry)),
+        *then,
     ]
     if seen.in_the_way is not None:
         found.append(("problem", seen.in_the_way))
@@ -105,8 +110,6 @@ def rows(entry: Entry) -> Sequence[tuple[str, str]]:
         found.append(("packets lost", str(seen.packets_lost)))
     if (lease := _lease(entry)) is not None:
         found.append(("lease", lease))
-    if seen.end is not None:
-        found.append(("ended", seen.end))
     return found
 
 

@@ -238,16 +238,17 @@ async def job_status(
         # The primary is asked again, because its answer may be older than the failover.
         first = {name: host for name, host in asked.items() if name == operation.source}
         told |= await agent_client.both(first, operation.guest_uuid or "", limit)
-    ready, why = protection_status.readiness(
-        told.get(operation.source or "", _NOTHING), told.get(operation.target or "", _NOTHING)
-    )
-    return {
+    entry = {
         "guest": operation.guest, "uuid": operation.guest_uuid, "job": operation.id,
         "primary": operation.source, "backup": operation.target,
         "automatic": bool(operation.detail.get("automatic")),
         "judge": operation.detail.get("judge"),
-        "standby": {"ready": ready, "why": why},
         "says": {name: told[name].told if name in told else None for name in names},
+    }  # fmt: skip
+    seen = protection_status.parse_status(entry)
+    return {
+        **entry, "standby": {"ready": seen.ready, "why": seen.ready_why},
+        "end": seen.end, "next_step": seen.next_step,
     }  # fmt: skip
 
 

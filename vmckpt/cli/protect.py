@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vmckpt.app.protection import Request
     from vmckpt.protection.agent_status import ProtectionStatus
     from vmckpt.protection.request import Protected
+    from vmckpt.protection.status import Look
     from vmckpt.protection.stop import StopResult
     from vmckpt.protection.test_failover import TestedFailover
 
@@ -352,6 +353,9 @@ def failover(
     how = {"planned": planned, "dead": off, "fence": fence, "lost_journal": lost_journal}
     ended = asyncio.run(_failover(known, guest, **how))
     _show_ended(ended, f"is running on {ended.runs_on}", json=json)
+    if not json:
+        then = f"run vmckpt protect {ended.guest} --reverse"
+        output.out.print(f"it is unprotected; once its former host is up, {then}")
 
 
 async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) -> "StopResult":
@@ -428,26 +432,29 @@ def _show_status(one: dict[str, Any]) -> None:
 
     ours = one["says"].get(one["primary"]) or {}
     theirs = one["says"].get(one["backup"]) or {}
+    seen = protection_status.parse_status(one)
+    unknown = seen.phase == protection_status.UNKNOWN
+    phase = ours.get("error") or seen.phase if unknown else seen.phase
     who = protection_status.decided_by(one)
     output.out.print(
         output.styled("bold", f"{one['guest']}:"),
-        f"{ours.get('phase') or ours.get('outcome') or ours.get('error') or 'unknown'},"
-        f" {one['primary']} → {one['backup']}, failover {who}",
+        f"{phase}, {one['primary']} → {one['backup']}, failover {who}",
     )
     rows = output.table("", "")
     rows.show_header = False
     if one.get("watch_is_kept") is False:
         rows.add_row("problem", "no failure detector: start vmckpt run on another machine")
-    for label, value in _rows(ours, theirs, one["standby"]):
+    for label, value in _rows(ours, theirs, seen):
         rows.add_row(label, value)
     output.out.print(rows)
 
 
-def _rows(
-    ours: dict[str, Any], theirs: dict[str, Any], standby: dict[str, Any]
-) -> list[tuple[str, str]]:
-    ready = "ready" if standby["ready"] else "not ready"
-    found = [("standby", f"{ready}: {standby['why']}")]
+def _rows(ours: dict[str, Any], theirs: dict[str, Any], seen: "Look") -> list[tuple[str, str]]:
+    then = [] if seen.next_step is None else [("next", seen.next_step)]
+    if seen.end is not None:
+        return [("ended", seen.end), *then]
+    ready = "ready" if seen.ready else "not ready"
+    found = [("standby", f"{ready}: {seen.ready_why}"), *then]
     if (test := theirs.get("test")) is not None:
         found.append(("test", line(test)))
     if ours.get("says"):

@@ -10,6 +10,7 @@ from vmckpt.journal.jobs import Follower
 from vmckpt.journal.records import Operation
 from vmckpt.protection import status
 from vmckpt.protection.status import Because, Look
+from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds, show_count, show_seconds
 
 _ASK_EVERY = Seconds(1.0)
@@ -62,7 +63,7 @@ def follow(
                 last, told_at = now, time.monotonic()
                 take(Told(at=time.time() - operation.began_at, because=because, look=now))
             if now.end is not None:
-                return now.end
+                return now.end if now.next_step is None else f"{now.end}; next: {now.next_step}"
         # Each query starts an agent on both hosts. The pause leaves a busy host at least half of
         # its time for guests.
         time.sleep(max(_ASK_EVERY, time.monotonic() - began))
@@ -85,6 +86,8 @@ def ended(operation: Operation) -> str:
 
 def line(look: Look) -> str:
     """Return a status as one line."""
+    if look.end is not None:
+        return f"{look.phase}: {look.end}"
     parts = [look.phase]
     if look.epoch is not None:
         parts.append(f"epoch {look.epoch}")
@@ -112,7 +115,7 @@ def word(entry: Mapping[str, Any]) -> str:
     """
     seen = status.parse_status(entry)
     if seen.end is not None:
-        return "ended"
+        return "failed over" if seen.phase == ProtectionOutcome.FAILED_OVER else "ended"
     if "error" in (entry["says"].get(entry["primary"]) or {}):
         return f"{entry['primary']} silent"
     if seen.phase == "protecting" and seen.behind_s is not None:

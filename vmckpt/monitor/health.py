@@ -254,16 +254,23 @@ def troubles(now: HealthSnapshot) -> Mapping[str, Trouble]:
                 job=one.id, guest=one.guest,
             )  # fmt: skip
     for job, entry in (now.protections or {}).items():
-        look = status.parse_status(entry)
-        if not look.ready:
-            found[f"protection {job}"] = Trouble(
-                text=f"the standby of {entry['guest']} on {entry['backup']} cannot take over:"
-                f" {look.ready_why}",
-                hint="vmckpt status", job=job, guest=str(entry["guest"]), host=str(entry["backup"]),
-            )  # fmt: skip
+        if (wrong := _wrong_protection(job, entry)) is not None:
+            found[f"protection {job}"] = wrong
     for snapshot in now.snapshots or ():
         found |= _wrong_in_store(snapshot)
     return found
+
+
+def _wrong_protection(job: str, entry: Mapping[str, Any]) -> Trouble | None:
+    look, guest, backup = status.parse_status(entry), str(entry["guest"]), str(entry["backup"])
+    if look.ready and look.end is None:
+        return None
+    if look.end is not None:
+        text = f"{guest} is no longer protected: {look.end}"
+    else:
+        text = f"the standby of {guest} on {backup} cannot take over: {look.ready_why}"
+    hint = look.next_step or "vmckpt status"
+    return Trouble(text=text, hint=hint, job=job, guest=guest, host=backup)
 
 
 def _wrong_in_store(one: SnapshotNow) -> dict[str, Trouble]:

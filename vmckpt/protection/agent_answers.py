@@ -12,7 +12,8 @@ _TEXTS = frozenset({
     "finder_why", "enforced_by", "enforced_why", "interval_why", "wants_leave", "state", "uuid",
 })  # fmt: skip
 _NUMBERS = frozenset({
-    "epoch", "packets_lost", "pages_left", "sent", "committed", "since", "taken", "pages_copied",
+    "at", "epoch", "packets_lost", "pages_left", "sent", "committed", "since", "taken",
+    "pages_copied",
 })  # fmt: skip
 _UNITS = ("_s", "_bytes")
 _MAPPINGS = frozenset({"median", "last", "standby", "test", "given"})

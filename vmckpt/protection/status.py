@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -15,7 +16,8 @@ SUMMARY_EVERY = Seconds(10.0)
 _A_LOT = 0.25
 """A change of the interval by this share is reported immediately."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
-_UNKNOWN = "unknown"
+UNKNOWN = "unknown"
+_YEAR_9999 = 253_370_764_800
 _JUDGES: Mapping[str, str] = {
     Judge.LEASE: "automatic, by the lease", Judge.WATCH: "automatic, by vmckpt run",
     Judge.PERSON: "manual",
@@ -41,7 +43,7 @@ class Look:
     """The state of a protection at one instant."""
 
     phase: str
-    """The phase that the primary reports, else its outcome, else "unknown"."""
+    """"failed-over", else the phase that the primary reports, else its outcome, else "unknown"."""
     ready: bool
     """Whether the standby can take over."""
     ready_why: str
@@ -56,7 +58,9 @@ class Look:
     output_delay_s: float | None
     packets_lost: int
     end: str | None
-    """Why the protection has ended; None if it is active."""
+    """What happened to the guest, if the protection has ended; None if it is active."""
+    next_step: str | None = None
+    """What the operator must do now; None: nothing."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,15 +72,19 @@ def parse_status(entry: Mapping[str, Any]) -> Look:
     ready, why = readiness(ours, theirs)
     median: Mapping[str, Any] = ours.told.get("median") or {}
     alone = ours.phase == "alone"
+    over = has_taken_over(theirs)
     return Look(
-        phase=str(ours.phase or ours.outcome or _UNKNOWN),
-        ready=ready, ready_why=why, in_the_way=_in_the_way(ours),
+        phase=theirs.outcome if over and theirs.outcome
+        else str(ours.phase or ours.outcome or UNKNOWN),
+        # After a failover, the former primary's problems no longer matter.
+        ready=ready, ready_why=why, in_the_way=None if over else _in_the_way(ours),
         epoch=ours.told.get("epoch"),
         # The standby is outdated, so no RPO applies.
         behind_s=None if alone else ours.told.get("rpo_s"),
         pause_s=median.get("pause_s"), interval_s=ours.told.get("interval_s"),
         interval_why=ours.told.get("interval_why"), output_delay_s=ours.told.get("output_delay_s"),
         packets_lost=int(ours.told.get("packets_lost") or 0), end=_end(entry, ours, theirs),
+        next_step=_next_step(entry, ours, theirs),
     )  # fmt: skip
 
 
@@ -87,7 +95,8 @@ def _said(entry: Mapping[str, Any], role: str) -> ProtectionStatus:
 def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, str]:
     """Return whether the standby can take over, and why or why not."""
     if has_taken_over(theirs):
-        return False, "the guest is running there"
+        gone = theirs.runs is False
+        return False, "the guest was failed over to it" if gone else "the guest is running there"
     if ours.phase == "alone":
         return False, "the guest is running unprotected, so its standby cannot take over"
     if theirs.error is not None:
@@ -122,9 +131,39 @@ def _in_the_way(ours: ProtectionStatus) -> str | None:
 
 def _end(entry: Mapping[str, Any], ours: ProtectionStatus, theirs: ProtectionStatus) -> str | None:
     if has_taken_over(theirs):
-        return f"the guest is running on {entry['backup']}: {theirs.why}"
+        where = "it is no longer running there" if theirs.runs is False else (
+            "it is running there, unprotected"
+        )  # fmt: skip
+        return f"the guest failed over to {entry['backup']}{_time(theirs)}; {where}: {theirs.why}"
     if ours.outcome == ProtectionOutcome.ENDED:
         return str(ours.why)
+    return None
+
+
+def _time(theirs: ProtectionStatus) -> str:
+    """Return when a failover took place, as local time; "" if the backup did not report it."""
+    at = theirs.told.get("at")
+    if at is None or not 0 < at < _YEAR_9999:
+        return ""
+    return f" at {datetime.fromtimestamp(at, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _next_step(
+    entry: Mapping[str, Any], ours: ProtectionStatus, theirs: ProtectionStatus
+) -> str | None:
+    guest, primary = entry["guest"], entry["primary"]
+    if has_taken_over(theirs):
+        if ours.runs and ours.role != "backup":  # recover decides between two copies
+            return "run vmckpt recover"
+        if ours.error is None:
+            return f"run vmckpt recover, then vmckpt protect {guest} --reverse"
+        return (
+            f"run vmckpt recover; once {primary} is up again, run vmckpt protect {guest} --reverse"
+        )
+    if ours.outcome == ProtectionOutcome.ENDED:
+        return "run vmckpt recover"
+    if ours.outcome == ProtectionOutcome.DIED and theirs.ready and not entry.get("automatic"):
+        return f"run vmckpt failover {guest}"
     return None
 
 

@@ -22,3 +22,14 @@ def test_a_silent_primary_is_no_error() -> None:
     assert protection_view.beat(silent) is None
     assert protection_view.strip(silent, 60) == ""
     assert dict(protection_view.rows(silent))["problem"] == "alpha is silent"
+
+
+def test_after_a_failover_it_tells_what_happened_and_what_to_do() -> None:
+    over = entry()
+    over["says"]["alpha"] = {"error": "alpha is silent", "unreachable": True}
+    over["says"]["beta"] = {"role": "backup", "outcome": "failed-over", "why": "silent"}
+    told = dict(protection_view.rows(over))
+
+    assert told["ended"].startswith("the guest failed over to beta")
+    assert told["next"].startswith("run vmckpt recover")
+    assert set(told) == {"guest", "phase", "ended", "next"}

@@ -193,7 +193,8 @@ def test_any_answer_of_a_protections_agents_is_refused_or_can_be_judged(
     except ValueError:
         return
     entry = {
-        "primary": "alpha", "backup": "beta", "says": {"alpha": ours, "beta": theirs},
+        "guest": "web1", "primary": "alpha", "backup": "beta",
+        "says": {"alpha": ours, "beta": theirs},
         "judge": None, "automatic": True,
     }  # fmt: skip
     json.dumps(status.parse_status(entry).as_json())

@@ -49,6 +49,25 @@ def test_the_status_of_a_guest_that_is_alone_says_why_and_nothing_about_a_lag(
     assert "behind (RPO)" not in told
 
 
+def test_after_a_failover_the_status_says_what_happened_and_what_to_do(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protected(journal)
+    over = {**STANDS, "ready": False, "outcome": "failed-over", "why": "silent", "at": 1.7e9}
+    agents(monkeypatch, lambda _: ({"error": "alpha: Connection refused"}, over))
+
+    told = " ".join(ran("status").split())
+
+    assert "web1: failed-over, alpha → beta" in told
+    assert "the guest failed over to beta at 2023-11-1" in told
+    assert "next run vmckpt recover; once alpha is up again, run vmckpt protect web1" in told
+    assert "Connection refused" not in told
+    assert "not ready" not in told
+    (entry,) = json.loads(ran("status", "--json"))
+    assert entry["end"].startswith("the guest failed over to beta")
+    assert entry["next_step"].startswith("run vmckpt recover")
+
+
 @pytest.mark.parametrize("other", ["--planned", "--host-is-off", "--end-test"])
 def test_a_test_is_nothing_else_as_well(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:

@@ -93,6 +93,15 @@ def test_what_somebody_has_to_look_at() -> None:
     assert troubles(HealthSnapshot()) == {}
 
 
+def test_a_guest_that_failed_over_is_told_of_with_the_next_step() -> None:
+    over = entry()
+    over["says"]["beta"] = {"role": "backup", "outcome": "failed-over", "why": "silent"}
+    found = troubles(HealthSnapshot(protections={"p-9abc": over}))["protection p-9abc"]
+
+    assert found.text.startswith("safe is no longer protected: the guest failed over to beta")
+    assert found.hint.startswith("run vmckpt recover")
+
+
 def test_a_guest_that_waits_for_its_memory_is_told_of_while_it_is_tried_again() -> None:
     broken = replace(MOVE, operation=replace(MOVE.operation, phase="postcopy-paused"))
     found = troubles(HealthSnapshot(jobs=(broken,)))

@@ -138,8 +138,10 @@ def test_whether_the_standby_can_take_over(
         ({"outcome": "ended", "why": "shut down"}, STANDS, "ended", "shut down"),
         ({"outcome": "switched", "why": "it runs on beta"}, STANDS, "switched", None),
         ({"outcome": "died", "why": "the guard ended it"}, STANDS, "died", None),
-        ({"error": "no answer"}, {"outcome": "failed-over", "why": "silent"}, "unknown",
-         "the guest is running on beta: silent"),
+        ({"error": "no answer"}, {"outcome": "failed-over", "why": "silent"}, "failed-over",
+         "the guest failed over to beta; it is running there, unprotected: silent"),
+        ({"outcome": "died"}, {"outcome": "failed-over", "why": "silent", "runs": False},
+         "failed-over", "the guest failed over to beta; it is no longer running there: silent"),
         (None, None, "unknown", None),
     ],
 )  # fmt: skip
@@ -149,6 +151,44 @@ def test_when_it_is_over(
     found = parse_status(entry(ours, theirs))
 
     assert (found.phase, found.end) == (phase, end)
+
+
+OVER = {"outcome": "failed-over", "why": "silent", "at": 1_700_000_000.0, "runs": True}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "automatic", "then"),
+    [
+        (WORKS, STANDS, True, None),
+        ({"error": "alpha: no answer"}, OVER, True,
+         "run vmckpt recover; once alpha is up again, run vmckpt protect web1 --reverse"),
+        ({"outcome": "died", "role": "primary"}, OVER, True,
+         "run vmckpt recover, then vmckpt protect web1 --reverse"),
+        ({**WORKS, "runs": True}, OVER, True, "run vmckpt recover"),
+        ({"outcome": "ended", "why": "it shut down"}, STANDS, True, "run vmckpt recover"),
+        ({"outcome": "died"}, STANDS, False, "run vmckpt failover web1"),
+        ({"outcome": "died"}, STANDS, True, None),
+        ({"outcome": "died"}, {**STANDS, "ready": False}, False, None),
+    ],
+)  # fmt: skip
+def test_the_next_step(
+    ours: dict[str, Any], theirs: dict[str, Any], automatic: bool, then: str | None
+) -> None:
+    found = parse_status({**entry(ours, theirs), "automatic": automatic})
+
+    assert found.next_step == then
+
+
+@pytest.mark.parametrize(
+    ("at", "says"), [(1_700_000_000.0, "at 2023-11-1"), (-1, "beta;"), (1e18, "beta;")]
+)
+def test_a_failover_is_told_with_its_time_and_without_the_former_hosts_errors(
+    at: float, says: str
+) -> None:
+    found = parse_status(entry({"error": "alpha: no answer"}, {**OVER, "at": at}))
+
+    assert says in str(found.end)
+    assert (found.phase, found.ready, found.in_the_way) == ("failed-over", False, None)
 
 
 def test_what_became_of_a_guest_is_in_the_way() -> None:
