@@ -131,10 +131,10 @@ def _in_the_way(ours: ProtectionStatus) -> str | None:
 
 def _end(entry: Mapping[str, Any], ours: ProtectionStatus, theirs: ProtectionStatus) -> str | None:
     if has_taken_over(theirs):
-        where = "it is no longer running there" if theirs.runs is False else (
-            "it is running there, unprotected"
-        )  # fmt: skip
-        return f"the guest failed over to {entry['backup']}{_time(theirs)}; {where}: {theirs.why}"
+        over, backup = f"failed over{_time(theirs)}", entry["backup"]
+        if theirs.runs is False:
+            return f"{over}; the guest is no longer running on {backup}: {theirs.why}"
+        return f"{over}; the guest is running on {backup}, unprotected: {theirs.why}"
     if ours.outcome == ProtectionOutcome.ENDED:
         return str(ours.why)
     return None

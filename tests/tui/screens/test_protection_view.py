@@ -30,6 +30,6 @@ def test_after_a_failover_it_tells_what_happened_and_what_to_do() -> None:
     over["says"]["beta"] = {"role": "backup", "outcome": "failed-over", "why": "silent"}
     told = dict(protection_view.rows(over))
 
-    assert told["ended"].startswith("the guest failed over to beta")
+    assert told["ended"].startswith("failed over; the guest is running on beta")
     assert told["next"].startswith("run vmckpt recover")
     assert set(told) == {"guest", "phase", "ended", "next"}

@@ -37,7 +37,7 @@ def test_it_is_watched_by_what_its_agents_say_until_the_guest_runs_on_the_backup
         " standby ready: it follows" in lines[0]
     )
     assert "unknown, standby ready: it follows, problem: alpha: no answer" in lines[1]
-    assert "the guest failed over to beta; it is running there, unprotected" in told
+    assert "failed over; the guest is running on beta, unprotected" in told
     assert "run vmckpt recover; once alpha is up again, run vmckpt protect web1 --reverse" in told
 
 

@@ -98,7 +98,9 @@ def test_a_guest_that_failed_over_is_told_of_with_the_next_step() -> None:
     over["says"]["beta"] = {"role": "backup", "outcome": "failed-over", "why": "silent"}
     found = troubles(HealthSnapshot(protections={"p-9abc": over}))["protection p-9abc"]
 
-    assert found.text.startswith("safe is no longer protected: the guest failed over to beta")
+    assert found.text.startswith(
+        "safe is no longer protected: failed over; the guest is running on beta"
+    )
     assert found.hint.startswith("run vmckpt recover")
 
 

@@ -139,9 +139,9 @@ def test_whether_the_standby_can_take_over(
         ({"outcome": "switched", "why": "it runs on beta"}, STANDS, "switched", None),
         ({"outcome": "died", "why": "the guard ended it"}, STANDS, "died", None),
         ({"error": "no answer"}, {"outcome": "failed-over", "why": "silent"}, "failed-over",
-         "the guest failed over to beta; it is running there, unprotected: silent"),
+         "failed over; the guest is running on beta, unprotected: silent"),
         ({"outcome": "died"}, {"outcome": "failed-over", "why": "silent", "runs": False},
-         "failed-over", "the guest failed over to beta; it is no longer running there: silent"),
+         "failed-over", "failed over; the guest is no longer running on beta: silent"),
         (None, None, "unknown", None),
     ],
 )  # fmt: skip
@@ -180,7 +180,7 @@ def test_the_next_step(
 
 
 @pytest.mark.parametrize(
-    ("at", "says"), [(1_700_000_000.0, "at 2023-11-1"), (-1, "beta;"), (1e18, "beta;")]
+    ("at", "says"), [(1_700_000_000.0, "at 2023-11-1"), (-1, "over;"), (1e18, "over;")]
 )
 def test_a_failover_is_told_with_its_time_and_without_the_former_hosts_errors(
     at: float, says: str
