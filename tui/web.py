@@ -1,8 +1,10 @@
 """The dashboard in a browser: textual-serve, protected by a token."""
 
 import asyncio
+import ctypes
 import hmac
 import logging
+import os
 import re
 import secrets
 import shlex
@@ -37,6 +39,8 @@ _MOST, _PATIENCE = 64, 5.0
 _BACKLOG = 100
 """Maximum number of pending connections, which asyncio accepts in one step."""
 _SHUTDOWN = 1.0
+_PR_SET_PDEATHSIG = 1
+"""See prctl(2)."""
 _ELSEWHERE = re.compile(r"<link[^>]*\bhref=[\"']https?://[^>]*>")
 """The elements of the page that load a font from another site."""
 
@@ -146,6 +150,16 @@ class TokenRequired(Server):
         return hmac.compare_digest(given.encode(), self.token.encode())
 
 
+def end_with_server() -> None:
+    """Have the kernel end this process, the dashboard of one browser, when the server ends.
+
+    With SIGTERM, Textual would first wait for its output to be read.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # the server has ended already
+        sys.exit(1)
+
+
 def serve(
     words: Sequence[str], *, host: str, port: int, url: str | None, say: Callable[[str], None]
 ) -> None:
@@ -163,7 +177,7 @@ def serve(
             f"browsers cannot open {host}",
             hint="add --url with the URL for browsers, like http://ops1:8010",
         )
-    command = shlex.join([*PROGRAM, *words])
+    command = f"exec {shlex.join([*PROGRAM, *words])}"  # the shell must not stand between
     place = f"[{host}]" if ":" in host else host
     server = TokenRequired(command, host, port, (url or f"http://{place}:{port}").rstrip("/"), say)
     server.serve()

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import resource
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -91,6 +93,25 @@ async def test_it_draws_and_answers_keys(served: tuple[str, str]) -> None:
             begun = [line for line in lines.values() if b"dashboard\0--simulate\x004x12" in line]
             assert len(begun) > 1  # the server, and what it has started for this browser
             assert all(token.encode() not in line for line in lines.values())
+
+
+async def test_a_dashboard_ends_with_a_server_that_is_killed(served: tuple[str, str]) -> None:
+    url, token = served
+    port = url.rpartition(":")[2].encode()
+    async with browser() as session:
+        async with session.get(f"{url}/?token={token}") as answer:
+            assert answer.status == 200
+        async with session.ws_connect(f"{url}/ws?width=100&height=30") as web:
+            assert "Fleet" in await seen(web, "4 hosts")
+            [server] = [pid for pid, line in command_lines().items() if b"--port\0" + port in line]
+            begun = set(command_lines(server)) - {server}
+            assert begun
+            os.kill(server, signal.SIGKILL)
+            for _ in range(600):
+                if not begun & set(command_lines()):
+                    return
+                await asyncio.sleep(0.05)
+            raise AssertionError("the browser's dashboard is still running")
 
 
 async def seen(web: aiohttp.ClientWebSocketResponse, wanted: str) -> str:

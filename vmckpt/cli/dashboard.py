@@ -77,7 +77,11 @@ def dashboard(
     if serve:
         _serve(fleet, replay, simulate=simulate, host=host, port=port, url=url)
         return
-    if not (sys.stdout.isatty() or "TEXTUAL_DRIVER" in os.environ):
+    if "TEXTUAL_DRIVER" in os.environ:
+        from vmckpt_tui import web
+
+        web.end_with_server()
+    elif not sys.stdout.isatty():
         raise BadInput(
             "stdout is not a terminal",
             hint="run the dashboard in a terminal, or use vmckpt jobs --json in scripts",
