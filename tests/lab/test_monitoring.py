@@ -110,7 +110,7 @@ def test_a_migration_a_dead_host_and_its_return_are_told(
     try:
         service.until("started", 3)
         lines = " ".join(one["text"] for one in service.all)
-        assert "pages go to 127.0.0.1" in lines
+        assert "alerts go to 127.0.0.1" in lines
         metrics = f"http://127.0.0.1:{port}/metrics"
         assert metrics in lines
         until(lambda: has(metrics, "host_up", 1, host="beta"), limit=40)

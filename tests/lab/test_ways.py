@@ -86,7 +86,7 @@ def test_shared_memory_is_compared_with_its_last_copy(kept: Bench) -> None:
     again = taken(kept).json
     assert (again["way"], again["way_reason"]) == (
         "shared",
-        "the host has a copy of its memory from an earlier snapshot",
+        "the host has a copy of the guest's memory from an earlier snapshot",
     )
     assert again["warnings"] == []  # and the disk was read by its bitmap
     assert again["read_bytes"] < 48 << 20

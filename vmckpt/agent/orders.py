@@ -217,7 +217,7 @@ class ReplicaOrder:
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """`before`: guest and format of each image that other guests use, by path."""
     finder: str = ""
-    """`look`: the method that is to find changed pages; empty: the best that is possible."""
+    """`look`: the method for finding changed pages; empty: the best method that works."""
     folder: str = ""
     """`room`: directory for the new images. It may belong to another user."""
     files: Sequence[str] = ()

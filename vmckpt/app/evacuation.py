@@ -191,7 +191,8 @@ def maintained() -> Sequence[Held]:
 def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
     """Put a host into maintenance: no guest is placed on the host until it leaves maintenance.
 
-    Returns the maintenance, and whether it is new. Raises InventoryError, ReadOnly.
+    Returns the record of the maintenance, and whether this call created it. Raises InventoryError,
+    ReadOnly.
     """
     inventory.may_act()
     return maintenance.enter(inventory.host(host).name, why)
@@ -200,7 +201,8 @@ def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
 def leave(inventory: Inventory, host: str) -> Held:
     """Take a host out of maintenance, so that guests may be placed on the host again.
 
-    Returns the maintenance that ended. Raises ReadOnly, BadInput if the host is not in maintenance.
+    Returns the record of the ended maintenance. Raises ReadOnly, BadInput if the host is not in
+    maintenance.
     """
     inventory.may_act()
     return maintenance.leave(host)

@@ -36,7 +36,7 @@ listed when a snapshot or a verification has ended."""
 
 @dataclass(slots=True)
 class Monitor:
-    """Polls the journal, hosts and stores, exports metrics and sends pages.
+    """Polls the journal, hosts and stores, exports metrics and sends alerts.
 
     Use as `async with`.
     """
@@ -45,14 +45,14 @@ class Monitor:
     wishes: WebhookOptions
     warn: Callable[[str], None]
     whose: Callable[[], Awaitable[LeaseOwner]]
-    """Returns which service sends pages."""
+    """Returns which service sends alerts."""
     exporter: Exporter = field(default_factory=Exporter)
     served: Served | None = None
     _source: Live = field(init=False)
     _posters: list[Poster] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _due: deque[Page] = field(default_factory=lambda: deque(maxlen=MOST))
-    """Pages not sent yet, because it is unknown whether another service sends them."""
+    """Alerts not sent yet, because it is unknown whether another service sends them."""
     _lasting: Mapping[str, Lasting] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
     _stores: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +78,10 @@ class Monitor:
         try:
             await work()
         except Exception as exc:  # noqa: BLE001
-            self.warn(f"{work.__name__.strip('_')} failed unexpectedly; report this bug: {exc!r}")
+            self.warn(
+                f"a part of monitoring ({work.__name__.strip('_')}) has stopped; report this bug:"
+                f" {exc!r}"
+            )
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
@@ -92,7 +95,7 @@ class Monitor:
     @property
     def told(self) -> Sequence[str]:
         """A description of the monitor: one line for each endpoint and receiver."""
-        lines = [f"pages go to {one.shown}" for one in self.inventory.webhooks if self._posters]
+        lines = [f"alerts go to {one.shown}" for one in self.inventory.webhooks if self._posters]
         if self.served is not None and self.wishes.metrics is not None:
             lines.append(f"metrics are at http://{self.served.address}/metrics")
         return lines
@@ -129,7 +132,7 @@ class Monitor:
         await self._send([page for one in happened if (page := alerts.of_happening(one))])
 
     async def _look(self) -> None:
-        """Poll hosts, jobs and protections, and send a page for each problem."""
+        """Poll hosts, jobs and protections, and send an alert for each problem."""
         while True:
             await self._see("hosts", self._source.fleet, "fleet")
             await self._see("jobs", lambda: self._source.jobs(0), "jobs")

@@ -46,7 +46,7 @@ class Request:
     storage: str | None
     dry_run: bool
     finder: Finder | None = None
-    """The method that is to find changed pages; None: the best that is possible."""
+    """The method for finding changed pages; None: the best method that works for the guest."""
     reverse: bool = False
     """Whether the standby reuses the images that the guest left on its former host."""
 

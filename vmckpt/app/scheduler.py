@@ -33,7 +33,7 @@ from vmckpt.snapshot.request import Taken, TakeRequest
 from vmckpt.store.format.metadata import SCHEDULE
 
 PAGES = "pages"
-"""Name of the lease that lets only one of several services send pages."""
+"""Name of the lease that lets only one of several services send alerts."""
 _REMEMBERED = 180 * 86400.0
 """How far back the journal is read, in seconds."""
 _FRESH = 300.0
@@ -51,7 +51,7 @@ async def run(
     """Run the schedules until the caller stops the service. Returns the number of failures.
 
     `identity`: opens encrypted snapshots for verification. `once`: do what is due now, then return.
-    `tell`: called with every event. `wishes`: options for metrics and pages. Raises ReadOnly,
+    `tell`: called with every event. `wishes`: options for metrics and alerts. Raises ReadOnly,
     JournalError, LeaseLost, BadInput, and OSError if the address for metrics cannot be bound.
     """
     inventory, stop = controller.inventory, controller.caller.stop

@@ -141,7 +141,7 @@ def settings_facts(
         )
     if state not in ("running", "paused"):
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} is {state}",
+            f"{monitor.name} on {monitor.host} is in state {state}",
             hint="try again when the guest is running",
         )
     return Undo(
@@ -303,7 +303,7 @@ def capture_failed(monitor: Commands, why: str) -> CaptureFailed:
     """Return the error for a capture that failed."""
     return CaptureFailed(
         f"the capture of {monitor.name} on {monitor.host} failed: {why}",
-        hint="check QEMU's log on that host, then try again",
+        hint=f"see /var/log/libvirt/qemu/{monitor.name}.log on that host, then try again",
     )
 
 

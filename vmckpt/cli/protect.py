@@ -100,7 +100,7 @@ def protect(
     ] = None,
     finder: Annotated[
         Finder | None,
-        typer.Option(help="How changed pages are found. Default: the best that is possible."),
+        typer.Option(help="How to find changed pages. Default: the best method that works."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")] = False,
     inventory: INVENTORY = None,
@@ -483,7 +483,7 @@ def _choices(ours: dict[str, Any]) -> list[tuple[str, str]]:
     if ours.get("finder") is not None:
         found.append(("dirty tracking", f"{ours['finder']} ({ours['finder_why']})"))
     if (kept := _lease_kept_by(ours)) is not None:
-        found.append(("lease kept by", kept))
+        found.append(("lease enforced by", kept))
     return found
 
 

@@ -320,7 +320,7 @@ class Site:
         if not task.start:
             return (), ()
         if stopped:
-            why, named = "the run stopped first", dict(task.called)
+            why, named = "the run stopped before the guest was started", dict(task.called)
             return (), tuple(
                 reports.off(named.get(one, one), task.host, why) for one in sorted(task.start)
             )

@@ -114,7 +114,7 @@ async def plan_copies(known: Known, ends: Ends) -> CopyPlan:
     unseen = [one for one in sorted(files) if not same.get(one) and one not in found.left_behind]
     if not unseen or preflight.blockers(found.findings):
         return found
-    why = f"{unseen[0]} is not copied, and may not be the same file on the target"
+    why = f"{unseen[0]} is not copied, and might be a different file on the target"
     return replace(found, findings=(*found.findings, _unseen(ends.target.name, why, None)))
 
 

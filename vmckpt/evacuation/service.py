@@ -153,7 +153,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy], resolve: Resolve
     try:
         task = Task.from_json(operation.detail["task"])
     except (KeyError, ValueError, TypeError):
-        return case.ended(Settled(truth="it had not begun", outcome=Outcome.FAILED))
+        return case.ended(Settled(truth="the run had not begun", outcome=Outcome.FAILED))
     doing = f"the {operation.kind} job for {task.host}"
     if case.recorder is None or not case.adopt:
         return Settled(

@@ -216,7 +216,7 @@ def stuck(course: RunState, move: Move) -> RunState:
     left = Unplaced(
         tenant=move.tenant,
         why=f"{move.target} has no room for this guest, and no other guest is moving",
-        hint="free memory on that host, or add a host",
+        hint="free up memory on that host, or add a host",
     )  # fmt: skip
     return replace(course, waiting=waiting, left=(*course.left, left))
 

@@ -45,7 +45,10 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.host in (self.to or ()):
-            raise BadInput(f"{self.host} is being evacuated", hint="name other hosts with --to")
+            raise BadInput(
+                f"{self.host} cannot be both evacuated and a target",
+                hint="name other hosts with --to",
+            )
 
     def asked(self, seen: FleetView) -> frozenset[str]:
         """Return the names, as in `seen`, of the guests that still have to move."""

@@ -188,7 +188,7 @@ class Backups:
                 raise HypervisorError(
                     f"{host}: the backup did not stop within {limit:g} s",
                     host=host,
-                    hint="run virsh domjobabort for the guest",
+                    hint=f"run virsh domjobabort GUEST on {host}",
                 )
             time.sleep(0.02)
         return True

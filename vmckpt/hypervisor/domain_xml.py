@@ -95,7 +95,7 @@ class _Builder(ET.TreeBuilder):
 
 
 def tree(xml: str, *roots: str) -> ET.Element:
-    """Parse XML from a host whose root element is one of `roots`. Raises ValueError, ParseError."""
+    """Parse a host's XML; its root element must be in `roots`. Raises ValueError, ParseError."""
     if not isinstance(xml, str) or len(xml) > _MOST_XML:
         raise ValueError("not XML" if not isinstance(xml, str) else "XML larger than 4 MiB")
     parser = ET.XMLParser(target=_Builder())
@@ -422,7 +422,7 @@ def _time(stats: Stats, *keys: str) -> Seconds | None:
 
 
 def another_image(source: ET.Element) -> bool:
-    """Remove the security labels that forbid libvirt to change the owner of a disk's image.
+    """Remove the security labels that prevent libvirt from changing the owner of a disk's image.
 
     The labels apply to the old image; libvirt must make QEMU the owner of the new image. Returns
     whether any label was removed.

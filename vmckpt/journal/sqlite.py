@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 _WRITES = "vmckpt_writes"
 _LOSES = (
-    "first recover the journal's content (docs/recovery.md, A damaged journal); moving the file"
-    " away also abandons the leases and protections in the journal"
+    'first recover the journal\'s content (see "A damaged journal" in docs/recovery.md); moving the'
+    " file away also abandons the leases and protections in the journal"
 )
 
 

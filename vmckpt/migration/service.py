@@ -305,7 +305,7 @@ class MigrationCommand:
         return made
 
     async def run(self, opening: "asyncio.Task[Recorder]") -> MigrationReport:
-        """Plan and migrate; retry after a failure if the policy says so."""
+        """Plan and migrate; retry after a failure if the policy allows it."""
         try:
             plan = await self.plan()
         except BaseException as exc:

@@ -18,7 +18,7 @@ from vmckpt.protection.request import Judge
 from vmckpt.protection.steps import Step
 from vmckpt.protection.stop import Known
 
-_DOCS = "see docs/recovery.md, A damaged journal"
+_DOCS = 'see "A damaged journal" in docs/recovery.md'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,8 +92,9 @@ def _place(seen: ProtectionFacts) -> Iterator[Finding]:
         )  # fmt: skip
     elif seen.name_taken:
         yield _blocker(
-            "name-taken", seen.backup, f"{seen.backup} already has a guest {seen.guest}",
-            f"undefine that guest: virsh undefine {seen.guest}",
+            "name-taken", seen.backup,
+            f"{seen.backup} already has a guest with the name or UUID of {seen.guest}",
+            f"run virsh list --all on {seen.backup}; if that guest is not needed, undefine it",
         )  # fmt: skip
     for path in seen.missing:
         yield _blocker(

@@ -25,7 +25,8 @@ from vmckpt.units import Bytes, Seconds, show_seconds
 _TRIES = 3
 _AGAIN = Seconds(5.0)
 STANDS_STILL = Seconds(120.0)
-"""The first copy is aborted after this long without progress: no operator can press Ctrl-C."""
+"""The first copy is aborted after this long without progress, since no operator may be present to
+press Ctrl-C."""
 _MOVES = ("phase", "pages_left", "disks_compared_bytes", "disks_sent_bytes", "disks_ready")
 
 

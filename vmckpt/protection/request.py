@@ -55,7 +55,7 @@ class ProtectRequest:
     storage: str | None = None
     """Directory on the backup for the standby's images; None: the inventory's default."""
     finder: Finder | None = None
-    """The method that is to find changed pages; None: the best that is possible."""
+    """The method for finding changed pages; None: the best method that works for the guest."""
     dry_run: bool = False
     reverse: bool = False
     """The standby is to take over the images that the guest previously used on the backup."""

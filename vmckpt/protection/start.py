@@ -169,7 +169,7 @@ class Beginning:
         )
 
     async def _clear(self, earlier: Earlier) -> None:
-        """Remove the remains of an earlier protection from the backup; define no guest there."""
+        """Remove the remains of an earlier protection from the backup. Defines no guest there."""
         await protection_agent_client.order(
             self._setting.backup, self._guest.uuid, "end", owner=earlier.session, define=False,
             state=protection_agent_client.kept_in(self._setting.backup, self._guest.uuid),
@@ -275,7 +275,9 @@ class Beginning:
             try:
                 if not gone and _judge(self._setting, self._request) == Judge.WATCH:
                     # `vmckpt run` must not start the standby that is left.
-                    await self._step_log.intend(Step.ALONE, {"why": "it was abandoned"})
+                    await self._step_log.intend(
+                        Step.ALONE, {"why": "starting the protection was abandoned"}
+                    )
                 await protection_agent_client.order(
                     host, self._guest.uuid, "end", standby_gone=gone, owner=self.session
                 )

@@ -67,7 +67,7 @@ class Look:
 
 
 def parse_status(entry: Mapping[str, Any]) -> Look:
-    """Build a Look from an entry of `app.protection.status`."""
+    """Build a Look from an entry that `app.protection.status` returned."""
     ours, theirs = _said(entry, "primary"), _said(entry, "backup")
     ready, why = readiness(ours, theirs)
     median: Mapping[str, Any] = ours.told.get("median") or {}

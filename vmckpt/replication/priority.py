@@ -14,7 +14,7 @@ _AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def raise_own() -> None:
-    """Give this process priority over ordinary ones. Raises OSError if this is not permitted."""
+    """Raise this process's priority above the default. Raises OSError if that is not permitted."""
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     # If another process leads the session, the session's nice value would affect other processes.
     if os.getsid(0) == os.getpid() and _AUTOGROUP.exists():

@@ -270,7 +270,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise NotInStore(f"{path}: no such file or directory") from exc
     except OSError as exc:
         if exc.errno in _FULL:
-            raise StoreFull(f"{path}: no space left", hint="free space there") from exc
+            raise StoreFull(f"{path}: no space left", hint="free some space there") from exc
         raise StoreError(f"{path}: {exc.strerror or exc}") from exc
 
 

@@ -3,7 +3,7 @@
 Every user of a machine can connect to its ports, including ports that ssh forwards. So each client
 needs a key (TLS-PSK) from a private directory of the user. qemu-storage-daemon checks the key, and
 reads the disks from vmckpt's NBD server through a socket in that directory. The key never appears
-on a command line, neither the server's nor a client's.
+on the command line of the server or of a client.
 """
 
 import ipaddress

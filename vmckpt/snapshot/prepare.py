@@ -71,7 +71,7 @@ async def make_ready(host: Host, name: str, caller: Caller) -> Readiness:
             raise GuestLocked(
                 f"guest {guest.name} on {host.name} is locked by a job: {guest.job}; nothing was"
                 " changed",
-                hint="prepare the guest when the job has ended",
+                hint="run vmckpt prepare again when the job has ended",
             )
         new = NewOperation(
             kind="prepare", guest=guest.name, guest_uuid=guest.uuid, source=host.name, detail={}

@@ -18,7 +18,7 @@ class TakeRequest:
     memory: bool = True
     """Whether memory is captured; if not, only disks are."""
     way: str = "auto"
-    """The method of capturing memory: see agent.snapshot.choose_method.Way."""
+    """The method of capturing memory: see agent.snapshot.choose_method.MemoryMethod."""
     tags: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -61,7 +61,7 @@ def test_the_facts_tell_what_will_change() -> None:
         (Qemu("postcopy-paused"), None, "is being migrated (postcopy-paused)"),
         (Qemu(), "mapped-ram", "does not support mapped-ram"),
         (Qemu("completed", state="postmigrate"), None, "paused by an earlier migration"),
-        (Qemu(state="shutdown"), None, "web1 on alpha is shutdown"),
+        (Qemu(state="shutdown"), None, "web1 on alpha is in state shutdown"),
     ],
 )
 def test_a_guest_that_cannot_be_captured_is_refused(

@@ -89,5 +89,5 @@ def test_a_protected_guest_goes_to_its_standby_only_to_empty_its_host() -> None:
 
 
 def test_a_host_does_not_take_its_own_guests() -> None:
-    with pytest.raises(BadInput, match="alpha is being evacuated"):
+    with pytest.raises(BadInput, match="alpha cannot be both evacuated and a target"):
         Task(kind=Kind.EVACUATE, host="alpha", to=frozenset({"alpha", "beta"}))

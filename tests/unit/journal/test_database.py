@@ -109,7 +109,7 @@ def test_a_file_that_is_no_journal_is_refused_in_one_line(path: Path) -> None:
         JournalError, match="abandons the leases and protections in the journal"
     ) as caught:
         Journal(path)
-    assert "docs/recovery.md, A damaged journal" in str(caught.value)
+    assert '"A damaged journal" in docs/recovery.md' in str(caught.value)
 
 
 def test_what_is_whole_of_a_damaged_journal_is_saved_as_the_docs_say(path: Path) -> None:

@@ -48,7 +48,7 @@ OTHER = replace(host_facts("b"), qemu_version="10.0.2")
 NEXT = replace(host_facts("b"), qemu_version="7.3.22")
 BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
     ("same-host", "web1", replace(FINE, backup="alpha"), "protects nothing"),
-    ("name-taken", "beta", replace(FINE, name_taken=True), "beta already has a guest web1"),
+    ("name-taken", "beta", replace(FINE, name_taken=True), "name or UUID of web1"),
     (
         "standby-there", "beta", replace(FINE, name_taken=True, standby_there=True),
         "beta already has a standby of web1",

@@ -89,7 +89,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert app.run(["evacuate", "h9", "--fleet", path, "--dry-run"]) == 2
     assert "no host 'h9'; known: h1, h2" in capsys.readouterr().err
     assert app.run(["evacuate", "h1", "--to", "h2,h1", "--fleet", path, "--dry-run"]) == 2
-    assert "h1 is being evacuated; name other hosts with --to" in capsys.readouterr().err
+    assert "h1 cannot be both evacuated and a target; name other" in capsys.readouterr().err
     assert app.run(["evacuate", "h1", "--fleet", path, "--dry-run"]) == 21
     said = capsys.readouterr()
     assert "simulated 10 times, with durations off by up to 30%" in said.out

@@ -121,7 +121,7 @@ def _run_beside(session: Session, folder: Path, requests: Requests, qemu: HeldPr
                 standby_setup.adopt(session, folder)
                 took = _run(session, folder, stage=stage, standby=standby, monitor=monitor,
                             ours=ours)  # fmt: skip
-                why = f"{ours.why}; running after {1e3 * took:.1f} ms, with epoch {stage.committed}"
+                why = f"{ours.why}; running after {1e3 * took:.1f} ms, from epoch {stage.committed}"
                 behind = _behind(stage, ours)
                 teardown.outcome(
                     folder, ProtectionOutcome.FAILED_OVER, why, behind_s=behind, took_s=took
@@ -193,7 +193,7 @@ def _run(
     running = time.monotonic()
     if ours.line is not None:
         with suppress(ConnectionLost):
-            ours.line.send(End(why="it runs here"))
+            ours.line.send(End(why="the guest is running on the backup"))
     try:
         standbys.announce(monitor, list(session.cards))
     except VmckptError as exc:

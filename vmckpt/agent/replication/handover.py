@@ -136,7 +136,7 @@ def only_agent(session: Session, folder: Path) -> Iterator[None]:
     """Hold the lock of the protection's agent. Raises GuestLocked if another agent holds it."""
     with (folder / AGENT_LOCK).open("w") as lock:
         if not locked(lock):
-            raise GuestLocked(f"{session.name} already has an agent")
+            raise GuestLocked(f"vmckpt's agent for {session.name} is already running")
         yield
 
 
@@ -148,7 +148,7 @@ def without_agent(session: Session, folder: Path) -> Iterator[None]:
     """
     with (folder / AGENT_LOCK).open("w") as lock:
         if not locked(lock):
-            raise RemoteError(f"{session.host}: the agent of {session.name} does not stop")
+            raise RemoteError(f"{session.host}: vmckpt's agent for {session.name} does not stop")
         yield
 
 

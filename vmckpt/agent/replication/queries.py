@@ -65,7 +65,7 @@ def _memory_facts(monitor: QmpMonitor, process: HeldProcess, finder: str) -> dic
     """Return sizes of the guest's memory, the private blocks, and what an epoch costs.
 
     "private" is None if changed pages must be found by comparison. `finder`: see ReplicaOrder.
-    Raises CannotCapture if that is not possible, either, or not wanted; HypervisorError.
+    Raises CannotCapture if comparison is impossible, too, or not wanted; HypervisorError.
     """
     try:
         if finder == Finder.COMPARE:

@@ -209,7 +209,7 @@ def _hears_in_time(session: Session, folder: Path) -> bool:
     give_up = time.monotonic() + _HEARS
     while True:
         with suppress(VmckptError, OSError, ValueError):
-            _tell_backup(session, folder, "the guest has ended")
+            _tell_backup(session, folder, "the guest has stopped")
             return True
         if time.monotonic() >= give_up:
             return False

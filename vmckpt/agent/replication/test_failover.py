@@ -165,7 +165,7 @@ class _Trial:
         try:
             test_failover_files.clear(self._session)
         except (VmckptError, OSError) as exc:
-            self._fail(f"the test could not be removed: {exc}; the next test tries again")
+            self._fail(f"the test could not be removed: {exc}; the next test retries the removal")
 
     def _fail(self, why: str) -> None:
         log.warning("the failover test of %s failed: %s", self._session.name, why)

@@ -13,7 +13,7 @@ class Spot(StrEnum):
     """What is now at the path of an image."""
 
     NEW = "the restored image"
-    WRITTEN = "the restored image, written into since"
+    WRITTEN = "the restored image, modified since"
     OTHER = "another file"
     NOTHING = "nothing"
 

@@ -172,7 +172,7 @@ def _has_started(order: RestoreOrder) -> bool:
         state = there.run_state()
         return None if state in _NOT_YET else state not in _GONE
 
-    what, why = "unknown whether the guest was started", "its memory is still being loaded"
+    what, why = "it is unknown whether the guest was started", "its memory is still being loaded"
     return _patiently(order, look, gone=False, what=what, why=why)
 
 

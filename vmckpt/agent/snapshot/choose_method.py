@@ -56,7 +56,7 @@ def choose(asked: MemoryMethod, seen: CaptureFacts) -> Choice:
     if seen.kept and against is None:
         return Choice(
             way=MemoryMethod.SHARED,
-            why="the host has a copy of its memory from an earlier snapshot",
+            why="the host has a copy of the guest's memory from an earlier snapshot",
         )
     return Choice(way=MemoryMethod.BACKGROUND, why=_why_not(seen, against))
 
@@ -78,7 +78,7 @@ def _against_shared(seen: CaptureFacts) -> str | None:
         return "the guest is paused"
     if not seen.kept and seen.room < seen.memory + _SPARE:
         return (
-            f"a copy of its memory needs {show_bytes(seen.memory)}, but its host has only"
+            f"a copy of the guest's memory needs {show_bytes(seen.memory)}, but its host has only"
             f" {show_bytes(seen.room)} available"
         )
     return None
@@ -88,5 +88,5 @@ def _why_not(seen: CaptureFacts, against: str | None) -> str:
     if seen.kept and against is not None:
         return against
     if seen.private is None:
-        return "no copy of its memory exists yet; --way shared creates a copy"
+        return "no copy of the guest's memory exists yet; --way shared creates a copy"
     return "works with any memory"

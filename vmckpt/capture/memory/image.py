@@ -79,7 +79,7 @@ class ImageWriter:
         Raises CaptureFailed if the stream had no memory, and StreamDamaged if its tail is damaged.
         """
         if self._head is None:
-            raise CaptureFailed("QEMU's stream contains no memory", hint="capture the guest again")
+            raise CaptureFailed("QEMU's stream contains no memory", hint="try again")
         self.close()
         files = [_file(index) for index in range(len(self._present))]
         return complete(self.folder, self._head, files, self._present)
@@ -157,13 +157,13 @@ class FrozenImage:
             sizes = [(folder / name).stat().st_size for name in files]
         except (OSError, ValueError, TypeError, LookupError) as exc:
             raise CaptureFailed(
-                f"{folder} is not a complete image: {exc}", hint="capture the guest again"
+                f"{folder} is not a complete image: {exc}", hint="try again"
             ) from exc
         known = [(block.name, block.size) for block in head.blocks]
         if told != known or sizes != [size for _, size in known]:
             raise CaptureFailed(
                 f"{folder}: the memory files do not match the stream's header",
-                hint="capture the guest again",
+                hint="try again",
             )
         return cls(folder, head, files)
 

@@ -29,7 +29,7 @@ from vmckpt.util import host_directories
 _PREPARE = "run vmckpt prepare, or use another capture method"
 _REASONS = {
     "memory-backend-ram": "is private to QEMU",
-    "memory-backend-memfd": "is a memfd, and QEMU versions differ in how they capture it",
+    "memory-backend-memfd": "is a memfd, which vmckpt cannot read with every QEMU version",
 }
 _FILE, _MEMFD = "memory-backend-file", "memory-backend-memfd"
 

@@ -208,7 +208,7 @@ class DeviceStateSink:
 
     def taken(self) -> Head:
         if self._head is None:
-            raise CaptureFailed("QEMU's stream has no header", hint="capture the guest again")
+            raise CaptureFailed("QEMU's stream has no header", hint="try again")
         return self._head
 
     def _private(self, block: int) -> Pages:

@@ -1,8 +1,8 @@
 """The undo process of a capture, which undoes the capture if the capturing process is killed.
 
 It runs in its own session and keeps the reading end of QEMU's stream open: a background snapshot
-whose pipe breaks leaves the guest hanging until its memory is unprotected (see `userfaultfd`). It
-also keeps the snapshot's lock, so that no other process undoes the capture at the same time.
+whose pipe breaks leaves the guest hanging until its memory is unprotected (see `unblock_writes`).
+It also keeps the snapshot's lock, so that no other process undoes the capture at the same time.
 """
 
 import json

@@ -56,7 +56,7 @@ class Why(Enum):
     """Why a guest's writes cannot be tracked."""
 
     OLD_KERNEL = "the kernel does not support it; Linux 6.7 or later is needed"
-    NOT_PERMITTED = "QEMU must not create a userfaultfd"
+    NOT_PERMITTED = "QEMU is not permitted to create a userfaultfd"
     CONFLICT = "another userfaultfd is tracking its memory, as for a snapshot or post-copy"
     NO_CALL = "no system call could be made in QEMU"
     NOT_WANTED = "another method was chosen"

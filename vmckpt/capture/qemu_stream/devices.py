@@ -64,7 +64,7 @@ def check_tail(tail: bytes, *, described: bool = True) -> None:
     if description(tail) is None and (described or tail[-1:] != bytes([EOF])):
         raise StreamDamaged(
             f"migration stream: the device state is incomplete ({len(tail)} bytes)",
-            hint="capture the guest again",
+            hint="try again",
         )
 
 

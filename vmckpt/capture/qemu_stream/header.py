@@ -40,7 +40,7 @@ def damaged(offset: int, found: str) -> StreamDamaged:
     """Return the error for an invalid stream. `found`: the problem at the given offset."""
     return StreamDamaged(
         f"migration stream, offset {offset}: {found}",
-        hint="capture the guest again; if that fails the same way, use another capture method",
+        hint="try again; if the capture fails in the same way, use another capture method",
     )
 
 

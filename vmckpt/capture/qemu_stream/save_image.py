@@ -87,7 +87,7 @@ def _exactly(file: BinaryIO | FileIO, length: int) -> bytes:
 
 
 def _wrong(what: str) -> StreamDamaged:
-    return StreamDamaged(f"libvirt's save image: {what}", hint="capture the guest again")
+    return StreamDamaged(f"libvirt's save image: {what}", hint="try again")
 
 
 Fill = Callable[[int], None]

@@ -236,7 +236,7 @@ def _files(
             if json:
                 output.print_json({"path": str(place), "left_out": left_out})
             else:
-                rest = f"; skipped {left_out} entries that are not files" if left_out else ""
+                rest = f"; skipped (neither file nor directory): {left_out}" if left_out else ""
                 output.say(f"{place}{rest}")
 
 

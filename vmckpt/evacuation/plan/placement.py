@@ -275,7 +275,7 @@ def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
     if full:
         at = min(full, key=lambda one: capacity.shortage(tenant, one))
         short = show_bytes(Bytes(round(capacity.shortage(tenant, at))))
-        return f"free {short} on {capacity.places[at].name}, or lower keep_free"
+        return f"free up {short} on {capacity.places[at].name}, or lower keep_free in the policy"
     if able:
         name = capacity.places[able[0]].name
         return (
@@ -293,4 +293,8 @@ def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
         if needed.startswith(NO_STORAGE):
             needed += ", or let the guest's policy copy the disks (storage: {copy: thin})"
         return f"fix this on a host: {needed}"
-    return f"make {closed[0]} available again" if closed else "add a host to the inventory"
+    return (
+        f"make {closed[0]} usable again; see vmckpt hosts and vmckpt maintenance list"
+        if closed
+        else "add a host to the inventory"
+    )

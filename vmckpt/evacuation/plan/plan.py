@@ -166,7 +166,7 @@ def _no_room(target: str, room: Room) -> Finding:
         code="disk-room", severity=Severity.BLOCKER, where=target,
         text=f"{show_bytes(room.needed)} needed in {room.folder}; {show_bytes(room.free)} free,"
         " but the images of other guests that move there need that space",
-        hint="free space there, or choose another directory",
+        hint="free some space there, or choose another directory",
     )  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def _never(going: Assignment) -> Unplaced:
     return Unplaced(
         tenant=going.tenant,
         why=f"{going.target} has no room for this guest in any order of the moves",
-        hint="free memory on any host, so that a guest can move there temporarily",
+        hint="free up memory on another host, so that a guest can move there temporarily",
     )  # fmt: skip
 
 

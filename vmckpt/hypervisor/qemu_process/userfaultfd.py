@@ -1,8 +1,8 @@
 """Create a userfaultfd(2) for the memory of another process, by a system call in that process.
 
-A userfaultfd belongs to the memory of the process that created it. The process creates it, this
-process duplicates it with pidfd_getfd(2), and the process closes its own descriptor. If this
-process dies, the kernel closes the last descriptor and removes every registration.
+A userfaultfd belongs to the memory of the process that created it. So QEMU creates it, vmckpt
+duplicates it with pidfd_getfd(2), and QEMU closes its own descriptor. If vmckpt's process dies,
+the kernel closes the last descriptor and removes every registration.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _OPENING = Seconds(0.02)
 
 
 def create(process: HeldProcess) -> int:
-    """Create a userfaultfd for a process's memory. Returns this process's descriptor of it.
+    """Create a userfaultfd for a process's memory. Returns a descriptor in the calling process.
 
     The userfaultfd reports only faults in user mode, so that the process needs no privileges. The
     kernel resolves write-protection faults itself, in both modes, if WP_ASYNC is enabled.

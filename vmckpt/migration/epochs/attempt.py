@@ -202,7 +202,7 @@ class _Attempt:
                 step_log.answer(request, ok=True, text="cancelling")
             case SetDowntime(limit):
                 self._limit = limit
-                step_log.answer(request, ok=True, text=f"the last epoch may take {limit:g} s")
+                step_log.answer(request, ok=True, text=f"the last epoch is limited to {limit:g} s")
             case str():
                 step_log.answer(request, ok=False, text=wanted)
             case _:

@@ -68,7 +68,7 @@ def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> t
         if one.converges is False:
             words.append(f"{one.mode} does not complete")
         elif one.converges is None:
-            words.append(f"{one.mode} may not complete")
+            words.append(f"{one.mode} might not complete")
         elif one.downtime is not None:
             span = one.downtime.show(show_seconds)
             words.append(f"{one.mode} has a downtime of {span}")

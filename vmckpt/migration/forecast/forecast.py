@@ -301,7 +301,7 @@ def in_words(one: Forecast) -> str:
     if one.sent is not None:
         words.append(f"sends {one.sent.show(show_bytes)}")
     if one.converges is None:
-        words.append("may not complete")
+        words.append("might not complete")
     elif not one.converges:
         words.append("does not complete")
     return ", ".join(words)

@@ -114,7 +114,7 @@ class Start:
     """Bytes that are left in the current pass."""
     sent: float
     verdict: Verdict | None = None
-    """A decision that was made but not carried out yet."""
+    """A decision that has been made but not carried out yet."""
 
 
 _FIRST_WINDOW = Seconds(0.1)

@@ -190,14 +190,14 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
             guest.name,
             "libvirt does not migrate guests with snapshots; number of snapshots:"
             f" {guest.snapshots}",
-            f"delete the snapshots with virsh snapshot-delete {guest.name}",
+            f"delete each snapshot with virsh snapshot-delete {guest.name} SNAPSHOT",
         )
     for device in guest.host_devices:
         yield _blocker(
             "host-device",
             guest.name,
             f"uses a device of {facts.source}: {device}",
-            f"detach the device with virsh detach-device {guest.name}",
+            f"detach the device with virsh detach-device {guest.name} FILE",
         )
     if guest.cpu_mode in ("host-passthrough", "maximum"):
         yield _warning(
@@ -388,7 +388,7 @@ def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
             "cpu-model",
             facts.target,
             f"does not support the CPU of {guest.name}",
-            "choose a CPU model that both hosts support: virsh hypervisor-cpu-baseline",
+            "to find a CPU model that both hosts support, run virsh hypervisor-cpu-baseline",
         )
     yield from _memory(facts, guest, target)
 
@@ -408,7 +408,7 @@ def _memory(facts: Facts, guest: Guest, target: HostFacts) -> Iterator[Finding]:
             "memory-room",
             facts.target,
             f"{show_bytes(needed)} of memory needed, {show_bytes(target.memory_free)} free",
-            "free memory there, or choose another host",
+            "free up memory there, or choose another host",
         )
 
 

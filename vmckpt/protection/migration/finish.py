@@ -119,7 +119,7 @@ async def _tidy_source(pair: Pair, say: Callable[[str], None]) -> None:
             state=pair.state,
         )  # fmt: skip
     except VmckptError as exc:
-        say(f"{pair.source.name}: could not clean up after {pair.guest}: {exc}")
+        say(f"{pair.source.name}: could not clean up after migrating {pair.guest}: {exc}")
 
 
 async def _take_back(pair: Pair, say: Callable[[str], None], theirs: ProtectionStatus) -> None:

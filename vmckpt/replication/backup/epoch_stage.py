@@ -144,7 +144,7 @@ class Stage:
                 case Writes() if part.epoch == 0:
                     redo_log.write_records(self._unpacked(part), self._disks[part.disk])
                 case _:
-                    raise OutOfOrder(f"{type(part).__name__} of epoch {part.epoch} in a first copy")
+                    raise OutOfOrder(f"a part of epoch {part.epoch} arrived during the first copy")
 
     def take(self, part: Part) -> None:
         """Stage a part of an epoch. A part of a new epoch discards the open epoch.

@@ -32,7 +32,7 @@ _PIECE = 4 * MIB
 _ROOM = 16 * MIB
 """An epoch ends once it has this many bytes; an epoch after a long wait may be larger."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_ANEW = "protect the guest again: its standby must be rebuilt"
+_ANEW = "run vmckpt unprotect, then vmckpt protect, to rebuild the standby"
 
 _CHUNK = struct.Struct(">II")
 """Number of the memory file or disk, and the number of pages or record bytes that follow."""
@@ -173,7 +173,7 @@ def explained(what: str) -> Iterator[None]:
         why = os.strerror(exc.errno or errno.EIO)
         if exc.errno in _FULL:
             raise StageFull(f"{what}: {why}", hint="free some space on the standby's host") from exc
-        raise StageError(f"{what}: {why}", hint="see the log of the standby's host") from exc
+        raise StageError(f"{what}: {why}", hint="run journalctl -k on the standby's host") from exc
 
 
 class StagedFile:

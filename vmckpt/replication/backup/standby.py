@@ -332,11 +332,12 @@ class Standby:
                 raise CaptureFailed(
                     f"{self._monitor.name} on {self._monitor.host} did not load the device state:"
                     f" {told.get('error-desc', told.get('status', 'no reason reported'))}",
-                    hint="see QEMU's log there",
+                    hint=f"see /var/log/libvirt/qemu/{self._monitor.name}.log on that host",
                 )
         if state not in ("paused", "postmigrate", "prelaunch"):
             raise CaptureFailed(
-                f"{self._monitor.name} on {self._monitor.host} is {state} after loading its state"
+                f"{self._monitor.name} on {self._monitor.host} is in state {state!r} after loading"
+                " its device state"
             )
 
 

@@ -120,7 +120,7 @@ def _check(session: Session, disk: Disk) -> None:
     if why is not None:
         raise BadInput(
             f"{session.host}: {why}; it cannot be used for {disk.target}",
-            hint="protect the guest again, which rechecks its images",
+            hint="run vmckpt protect again, which rechecks the images",
         )
 
 

@@ -84,4 +84,4 @@ def _move(seen: Seen) -> Decision:
     """Decide for a guest that is being migrated, whose source has not reported the handover."""
     if seen.final and seen.person:
         return Decision(step=Step.RUN, why="the controller confirmed the source's handover")
-    return Decision(step=Step.WAIT, why="only the source can hand over a guest in migration")
+    return Decision(step=Step.WAIT, why="the source has not handed the guest over")

@@ -18,7 +18,7 @@ from vmckpt.units import Bytes, Seconds
 
 _ROUNDS = 3
 _APART = 0.1
-"""Time between two scans: a usual interval of epochs."""
+"""Time between two scans, in seconds: a typical interval between epochs."""
 
 
 def measure(process: HeldProcess, ranges: Sequence[MemoryRange]) -> EpochCost:

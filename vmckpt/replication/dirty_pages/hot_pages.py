@@ -49,7 +49,7 @@ class HotPages:
         self._content[slots] = pages[new]
 
     def forget(self, flags: Flags) -> None:
-        """Forget the pages in `flags`: the backup's content is not known."""
+        """Forget the pages in `flags`, because their content on the backup is not known."""
         numbers = np.flatnonzero(flags & (self._slot >= 0))
         self._page[self._slot[numbers]] = -1
         self._slot[numbers] = -1

@@ -60,7 +60,7 @@ class Epoch:
 
 
 class Capturer:
-    """Captures one epoch after another; the device state is migrated by QEMU.
+    """Captures one epoch after another, and reads the device state through a QEMU migration.
 
     `still` is called with True right before the guest is paused, and with False once it is running
     again.

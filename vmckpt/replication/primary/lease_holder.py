@@ -122,7 +122,7 @@ class LeaseHolder:
         self.check()
 
     def __exit__(self, *_: object) -> None:
-        """Keep the lease: a new agent continues it, or it ends and the watchdog kills the guest."""
+        """Keep the lease: a new agent continues it, or it expires and the guest is killed."""
         self._over.set()
         for thread in self._threads:
             if thread.ident is not None:

@@ -78,7 +78,7 @@ class _Block:
     stale: Flags
     """Pages that were written since they were last sent, or that the backup may lack."""
     sent_once: Flags
-    """Pages that the backup has had, whatever their content. Only what is sent again is hot."""
+    """Pages that the backup has had, with any content. Only these pages can become hot pages."""
     hot: HotPages
     arena: Pages
     """Memory for the pages that are copied in the pause."""

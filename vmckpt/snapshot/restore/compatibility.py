@@ -75,7 +75,7 @@ def _machine(public: Public, side: Side) -> Iterator[Finding]:
             "machine-missing",
             side,
             f"{side.host}'s QEMU does not support machine type {public.machine}",
-            "restore on a host that supports this machine type; see vmckpt hosts",
+            "restore on a host with this machine type: virsh capabilities lists a host's types",
         )
     if public.accelerator not in side.facts.accelerators:
         offered = ", ".join(sorted(side.facts.accelerators)) or "none"
@@ -124,7 +124,7 @@ def _firmware(facts: PrivateFacts, files: Mapping[str, bytes], side: Side) -> It
                 code,
                 side,
                 f"the guest has {element.upper()} state, but the snapshot does not include it",
-                "expect the guest to use the host's current state, if any, or an empty one",
+                "expect the guest to find the host's current state, if any, or an empty state",
             )
 
 

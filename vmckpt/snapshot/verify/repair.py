@@ -121,7 +121,7 @@ def _small(work: _Work, key: str) -> None:
     backend = work.store.backend
     work.lock.still_ours()
     if key.startswith("pins/"):
-        backend.put(key, manifest.written(key, {"why": "damaged, and repaired"}), replace=True)
+        backend.put(key, manifest.written(key, {"why": "the pin was damaged"}), replace=True)
     else:
         backend.delete(key)
     work.removed.append(key)

@@ -337,7 +337,10 @@ def _where(snapshot: str) -> str:
 
 
 def _damaged(where: str, what: str) -> StoreDamaged:
-    return StoreDamaged(f"{where}: {what}", hint="restore the object from another store or a copy")
+    return StoreDamaged(
+        f"{where}: {what}",
+        hint="to repair it, run vmckpt snapshot verify --repair --from ANOTHER_STORE",
+    )
 
 
 _MARK = b"\nblake3 "

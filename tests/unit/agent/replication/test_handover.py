@@ -84,7 +84,7 @@ def test_a_guest_that_moves_is_noted_as_given_before_anybody_is_told(one: One) -
             pass
         noted.append(handover.handover_record(one.folder))
         noted.append(one.qemu.lives)
-        one.far.send(End(why="it runs here"))
+        one.far.send(End(why="the guest is running on the backup"))
 
     thread = threading.Thread(target=target)
     thread.start()
@@ -221,7 +221,7 @@ def test_what_was_not_heard_is_said_again_without_a_hello(one: One) -> None:
             while (found := line.receive(Seconds(0.1))) is None:
                 pass
             heard.append(found)
-            line.send(End(why="it runs here"))
+            line.send(End(why="the guest is running on the backup"))
             until(lambda: "killed" in one.qemu.events)
 
     one.far.close()
@@ -248,7 +248,7 @@ def test_an_agent_after_the_one_that_gave_it_away_says_so_once_more(
             pass
         with PeerConnection(made, lambda: 1) as line:
             until(lambda: isinstance(line.receive(Seconds(0.1)), End))
-            line.send(End(why="it runs here"))
+            line.send(End(why="the guest is running on the backup"))
             until(lambda: not one.qemu.lives)
 
     thread = threading.Thread(target=target)

@@ -126,7 +126,7 @@ def test_an_agent_that_answers_or_has_ended_or_is_another_s_is_left_alone(
 def test_a_folder_has_one_agent(folder: Path) -> None:
     with (
         handover.only_agent(session(), folder),
-        pytest.raises(GuestLocked, match="already has an agent"),
+        pytest.raises(GuestLocked, match="agent for web1 is already running"),
         handover.only_agent(session(), folder),
     ):
         pass

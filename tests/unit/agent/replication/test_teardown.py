@@ -77,9 +77,9 @@ def test_a_backup_that_only_breathes_has_not_heard(monkeypatch: pytest.MonkeyPat
         us = session(disks=(), port=one.ends.server.getsockname()[1])
         monkeypatch.setattr(teardown, "_CONNECT", Seconds(0.5))
         with one.standstill.held(), pytest.raises(ConnectionLost):  # its heartbeats go on
-            teardown._tell_backup(us, one.ends.primary, "the guest has ended")
+            teardown._tell_backup(us, one.ends.primary, "the guest has stopped")
         monkeypatch.setattr(teardown, "_CONNECT", SHORT)
-        teardown._tell_backup(us, one.ends.primary, "the guest has ended")
+        teardown._tell_backup(us, one.ends.primary, "the guest has stopped")
         assert one.came() is None
 
 

@@ -34,7 +34,7 @@ PRIVATE = CaptureFacts(runs=True, private="its memory is private to QEMU")
             MemoryMethod.AUTO,
             KEPT,
             MemoryMethod.SHARED,
-            "the host has a copy of its memory from an earlier snapshot",
+            "the host has a copy of the guest's memory from an earlier snapshot",
             None,
         ),
         (

@@ -97,7 +97,7 @@ def test_memory_that_is_kept_free_stays_so() -> None:
     assert not place(made, leaving, Rules(keep_free=0.1)).left
     (left,) = place(made, leaving, Rules(keep_free=0.2)).left
     assert left.why == "b: lacks 1.0 GiB of memory"
-    assert left.hint == "free 1.0 GiB on b, or lower keep_free"
+    assert left.hint == "free up 1.0 GiB on b, or lower keep_free in the policy"
 
 
 def test_two_of_a_group_are_kept_apart() -> None:
@@ -126,7 +126,7 @@ def test_a_guest_that_would_have_stayed_makes_room_if_it_may() -> None:
     assert [one.displaced for one in found.going] == [False, True]
     assert "makes room" in found.going[1].why
     (left,) = place(made, [big], Rules(keep_free=0.0, may_displace=False)).left
-    assert left.hint == "free 1.0 GiB on b, or lower keep_free"
+    assert left.hint == "free up 1.0 GiB on b, or lower keep_free in the policy"
 
 
 def test_who_cannot_be_moved_is_told_with_the_reason() -> None:

@@ -262,7 +262,7 @@ def test_a_stage_that_fails_ends_it(one: Following, monkeypatch: pytest.MonkeyPa
     send(line, TWO)
     one.thread.join(5.0)
     assert [str(raised) for raised in one.raised] == [
-        "applying epoch 2: Input/output error; see the log of the standby's host"
+        "applying epoch 2: Input/output error; run journalctl -k on the standby's host"
     ]
 
 

@@ -196,7 +196,7 @@ def test_who_takes_a_guest_over_knows_whom_to_tell(one: Following) -> None:
     ours = one.came()
     assert ours is not None
     assert ours.line is not None
-    ours.line.send(End(why="it runs here"))
+    ours.line.send(End(why="the guest is running on the backup"))
     until(lambda: isinstance(line.receive(Seconds(0.1)), End))
 
 

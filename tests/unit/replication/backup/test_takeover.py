@@ -107,6 +107,6 @@ def test_a_guest_that_moves_runs_only_when_its_source_has_given_it_away(seen: Se
 def test_why_a_guest_that_moves_is_waited_for_is_said() -> None:
     moves = replace(NO_LEASE, moves=True, silent=SILENT)
 
-    assert decided(moves).why == "only the source can hand over a guest in migration"
+    assert decided(moves).why == "the source has not handed the guest over"
     given = replace(moves, final=True, person=True)
     assert decided(given).why == "the controller confirmed the source's handover"
