@@ -98,7 +98,7 @@ def _lab(name: str | None, *, postgres: bool) -> Iterator[LabPlan]:
         if found.host_count < _HOSTS or (postgres and not found.witness):
             raise BadInput(
                 f"lab {name!r} has fewer than {_HOSTS} hosts, or no lease store for --postgres",
-                hint=f"run vmckpt lab up --hosts {_HOSTS} --witness --name another",
+                hint="omit --name to use a temporary lab",
             )
         yield found
         return

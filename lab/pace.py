@@ -31,4 +31,4 @@ RECORDS = max(1, round(50 * _PACE))
 CHATS = max(1, round(100 * _PACE))
 """Messages per second that a guest sends to each of its peers."""
 PAUSE_MS = round(10 / _PACE)
-"""Milliseconds between two moments at which a guest rewrites memory."""
+"""Pause between two rewrites of a guest's memory region, in milliseconds."""

@@ -140,7 +140,7 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of a process that uses this clock. Raises LabError without faketime."""
+        """Environment of a process that uses this clock. Raises LabError if faketime is missing."""
         found = sorted(Path("/").glob(_FAKETIME.lstrip("/")))
         if not found:
             raise LabError("faketime is not installed", hint="run apt-get install faketime")

@@ -71,7 +71,7 @@ class View:
     blackout: float
     """The longest silence in the requested window, in seconds."""
     answered_at: float | None
-    """Time of the last answer; None without an answer."""
+    """Time of the last answer; None if the guest has not answered yet."""
     runs: int
     """Number of runs of the guest from which the observer has received messages."""
     run: int

@@ -38,7 +38,7 @@ _NAMES = tuple(field.name for field in fields(Message))
 
 
 def encode(message: Message) -> bytes:
-    """Return the datagram of a message."""
+    """Encode a message as a datagram."""
     return _LAYOUT.pack(MAGIC, *(getattr(message, name) for name in _NAMES))
 
 
@@ -109,7 +109,7 @@ def decode_request(datagram: bytes) -> Request | None:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Return the datagram of an answer."""
+    """Encode an answer as a datagram."""
     words = (reply.recording, reply.session, reply.sequence, reply.run, reply.before)
     return _REPLY.pack(_REPLY_MAGIC, *words)
 

@@ -467,7 +467,7 @@ def of_host(ready: HostReady) -> Iterator[Finding]:
     """Yield the findings about a host that concern snapshots."""
     yield _warning(
         "snapshot-agent", ready.name, ready.agent or "the agent can be started", ready.agent,
-        "install the agent by hand (docs/hosts.md, The agent)",
+        'install the agent manually (see "The agent" in docs/hosts.md)',
     )  # fmt: skip
     yield _room(ready)
     for store, why in ready.stores.items():

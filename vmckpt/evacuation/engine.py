@@ -133,7 +133,9 @@ class Run:
                     self._state = replace(self._state, paused=False)
                     self._answer(request, "resumed")
                 case _:
-                    self._answer(request, "send this request to the guest's own job", ok=False)
+                    self._answer(
+                        request, "send this request to the guest's migration job", ok=False
+                    )
 
     def _answer(self, request: Request, text: str, *, ok: bool = True) -> None:
         if self._step_log is not None:

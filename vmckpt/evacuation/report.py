@@ -133,7 +133,9 @@ def _why(report: MigrationReport) -> str:
 def off(guest: str, host: str, why: str) -> Unplaced:
     """Return the entry for a guest that should have been started again but was not."""
     tenant = Tenant(name=guest, host=host, memory=Bytes(0), cpus=0.0)
-    return Unplaced(tenant=tenant, why=f"not started: {why}", hint=f"start {guest} on {host}")
+    return Unplaced(
+        tenant=tenant, why=f"not started: {why}", hint=f"run virsh start {guest} on {host}"
+    )
 
 
 def arrived_of(operation: Operation, stay: Container[str]) -> Arrived | None:

@@ -85,5 +85,5 @@ def _lost(uuid: str, seen: FleetView) -> str:
 def _left(name: str, host: str, why: str, hint: str) -> Unplaced:
     tenant = Tenant(name=name, host=host, memory=Bytes(0), cpus=0.0)
     return Unplaced(
-        tenant=tenant, why=f"not started: {why}", hint=hint or f"start {name} on {host}"
+        tenant=tenant, why=f"not started: {why}", hint=hint or f"run virsh start {name} on {host}"
     )

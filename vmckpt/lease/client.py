@@ -108,7 +108,7 @@ def prepare(url: str) -> None:
             raise LeaseRefused(
                 f"the lease store was prepared by a newer vmckpt (layout {found}; this version"
                 f" uses layout {schema.LAYOUT})",
-                hint="upgrade vmckpt here",
+                hint="upgrade vmckpt on this machine",
             )
         if found is not None and found < schema.LAYOUT:
             connection.execute(schema.UPGRADE.encode())
@@ -202,7 +202,7 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
         if holder is not None and lives and not force:
             raise LeaseRefused(
                 f"{holder} holds the lease on guest {guest} and renewed it just now",
-                hint="end the protection on that host first",
+                hint="end the protection with vmckpt unprotect first",
             )
         connection.execute(
             "UPDATE vmckpt_lease.lease SET role = NULL, state = 'ended', holder = NULL,"

@@ -1,4 +1,4 @@
-"""Decide which problems the operator is paged for, and when. Time is an argument. Pure."""
+"""Decide which problems the operator is alerted to, and when. Time is an argument. Pure."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,15 +13,15 @@ from vmckpt.monitor.health import Trouble
 from vmckpt.units import Seconds
 
 PATIENCE = Seconds(30.0)
-"""How long a problem must last before the operator is paged: a silent host may answer the next
-poll, and a standby may catch up."""
+"""How long a problem must last before an alert is sent: a silent host may answer the next poll, and
+a standby may catch up."""
 _UNSURE = (Outcome.LOST, Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)
 _BAD = (*_UNSURE, Outcome.FAILED, Outcome.NOT_CONVERGED, Outcome.TIMED_OUT, Outcome.SHUT_OFF)
 _NAMESPACE = uuid.UUID("5a2d3c5e-5f0b-4d52-9b38-0f7a1c8f7c11")
 
 
 class State(StrEnum):
-    """The state of the problem that a page reports."""
+    """The state of the problem that an alert reports."""
 
     FIRING = "firing"
     RESOLVED = "resolved"
@@ -32,17 +32,17 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A message to the operator's webhooks."""
+    """An alert, which is posted to the inventory's webhooks."""
 
     key: str
-    """Identifies the problem; the same for "firing" and "resolved"."""
+    """Identifies the problem; its alerts "firing" and "resolved" have the same key."""
     state: State
     at: float
     """Seconds since 1970."""
     trouble: Trouble
 
     def as_json(self) -> dict[str, Any]:
-        """Return the body to post. Its ID does not change when the page is sent again."""
+        """Return the body to post. Its ID does not change when the alert is sent again."""
         one = self.trouble
         id_ = uuid.uuid5(_NAMESPACE, f"{self.key} {self.state} {self.at}")
         return {
@@ -53,7 +53,7 @@ class Page:
 
 
 def of_happening(one: Happening) -> Page | None:
-    """Return the page for an event, or None if the event needs no attention."""
+    """Return the alert for an event, or None if the event needs no attention."""
     operation = one.operation
     if one.kind != ENDED:
         return None
@@ -98,9 +98,9 @@ def watch(
 ) -> tuple[Mapping[str, Lasting], Sequence[Page]]:
     """Update the ongoing problems after a poll.
 
-    Returns the ongoing problems and the pages to send: a page for each problem that has lasted for
-    PATIENCE, and another page when that problem is over. `now`: by a monotonic clock; `at`: the
-    time for the pages, in seconds since 1970.
+    Returns the ongoing problems and the alerts to send: one for each problem that has lasted for
+    PATIENCE, and another one when that problem is over. `now`: by a monotonic clock; `at`: the
+    time for the alerts, in seconds since 1970.
     """
     lasting = {
         key: replace(known[key], trouble=one) if key in known else Lasting(trouble=one, since=now)

@@ -1,4 +1,4 @@
-"""Post pages to webhooks: signed, in order, and retried for an hour until accepted."""
+"""Post alerts to webhooks: signed, in order, and retried for an hour until accepted."""
 
 import asyncio
 import hashlib
@@ -29,7 +29,7 @@ _PATIENCE = 3600.0
 _LONGEST_WAIT = 60.0
 _ANSWER = aiohttp.ClientTimeout(total=10.0)
 MOST = 1000
-"""Maximum number of queued pages; beyond it, the oldest pages are dropped."""
+"""Maximum number of queued alerts; beyond it, the oldest alerts are dropped."""
 
 
 class _Refused(Exception):
@@ -37,7 +37,7 @@ class _Refused(Exception):
 
 
 class Poster:
-    """Posts to one webhook, from `start` to `close`."""
+    """Posts alerts to one webhook, from `start` to `close`."""
 
     def __init__(self, hook: Webhook, warn: Callable[[str], None]) -> None:
         """`warn` is called with problems. Raises BadInput if the secret cannot be read."""
@@ -50,14 +50,14 @@ class Poster:
         self._task = asyncio.create_task(self._run(), name=f"webhook {self._hook.url}")
 
     def post(self, page: Page) -> None:
-        """Queue a page without waiting. If the queue is full, the oldest page is dropped."""
+        """Queue an alert without waiting. If the queue is full, the oldest alert is dropped."""
         while self._waiting.full():
             lost = self._waiting.get_nowait()
             self._warn(f"webhook {self._hook.shown}: queue full, dropped: {lost.trouble.text}")
         self._waiting.put_nowait(page)
 
     async def close(self, limit: float = 5.0) -> None:
-        """Stop. Waits at most `limit` seconds until the queued pages are delivered."""
+        """Stop. Waits at most `limit` seconds until the queued alerts are delivered."""
         if self._task is None:
             return
         try:
@@ -66,7 +66,7 @@ class Poster:
         except TimeoutError:
             self._warn(
                 f"webhook {self._hook.shown}:"
-                f" {show_count(self._waiting.qsize() + 1, 'page')} not delivered"
+                f" {show_count(self._waiting.qsize() + 1, 'alert')} not delivered"
             )
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -104,7 +104,7 @@ def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = No
 
 
 def by_name(policies: Sequence[Policy], name: str) -> Policy:
-    """Return the named policy. Raises PolicyError with a similar name if it does not exist."""
+    """Return the named policy. Raises PolicyError, which suggests a similar name."""
     for policy in policies:
         if policy.name == name:
             return policy

@@ -20,7 +20,7 @@ from vmckpt.units import Bytes, Seconds
 OURS = machinery.EXTENSION_SUFFIXES[0].strip(".").removesuffix(".so")
 """This machine's Python version and processor, as in the file names of compiled modules."""
 LAUNCHER = "bin/vmckpt-agent"
-BY_HAND = "install the agent by hand (docs/hosts.md, The agent)"
+BY_HAND = 'install the agent manually (see "The agent" in docs/hosts.md)'
 _SILENCE = Seconds(360.0)
 """How long one step on a host may take: the host tests the agent and syncs it to disk."""
 _PIECE = 1 << 18

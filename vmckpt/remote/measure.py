@@ -33,7 +33,7 @@ _MARKS = 60
 
 
 async def memory(remote: Remote, guest: Guest, times: Sequence[float]) -> MemorySeen:
-    """Sample the guest's pages, now and after each of `times` (seconds).
+    """Sample the guest's pages now, and again at each of `times`, in seconds from now.
 
     A page counts as dirtied if its content has changed. A page that was written with the same
     content does not count here, although QEMU sends it again. Raises RemoteError.

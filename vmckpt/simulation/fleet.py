@@ -22,7 +22,7 @@ from vmckpt.units import GIB, MIB, Bytes, Seconds
 
 WHO = "ops@desk1"
 HELD = "m-m8n7"
-"""The job of the host in maintenance."""
+"""The ID of the job for the host in maintenance."""
 MOST_HOSTS, MOST_GUESTS = 10_000, 200_000
 _FLEET = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 _RACK = 12

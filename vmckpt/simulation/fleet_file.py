@@ -133,4 +133,4 @@ def _pairs(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
 def _once(path: Path, what: str, names: Sequence[str]) -> None:
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise BadInput(f"{path}: {what} {twice[0]!r} occurs twice", hint="give it another name")
+        raise BadInput(f"{path}: {what} {twice[0]!r} occurs twice", hint="rename one of them")

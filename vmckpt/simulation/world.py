@@ -337,7 +337,7 @@ class World:
             elif guest.name not in going:
                 target = self.site.room(self._dice(), guest)
                 if target is None:
-                    one.left.append(_left(guest, _FULL, "free memory on any host"))
+                    one.left.append(_left(guest, _FULL, "free up memory on another host"))
                 elif not guest.state.is_active:
                     self.site.put(guest.name, target)
 
@@ -345,7 +345,7 @@ class World:
         """Stop, pause or resume an evacuation. Returns the answer. Raises BadInput."""
         one = self.empties[id_]
         if kind not in _ANSWERS:
-            raise BadInput(f"{id_} refused {kind}: send this request to the guest's own job")
+            raise BadInput(f"{id_} refused {kind}: send this request to the guest's migration job")
         if kind is RequestKind.CANCEL:
             one.stopped = True
         else:
@@ -362,7 +362,7 @@ class World:
             self._busy.discard(move.guest.name)
             if self.site.why_not(move.guest, move.target) is not None:
                 if (target := self.site.room(self._dice(), move.guest)) is None:
-                    one.left.append(_left(move.guest, _FULL, "free memory on any host"))
+                    one.left.append(_left(move.guest, _FULL, "free up memory on another host"))
                     continue
                 made = moves.simulate(replace(move, target=target))
             self._go(replace(made, move=replace(made.move, began=at)))

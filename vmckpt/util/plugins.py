@@ -1,7 +1,7 @@
 """Extensions of vmckpt in other packages: entry points in these groups.
 
 vmckpt.commands      a `cli.commands.Place`; the entry point's name is the command's name
-vmckpt.inventories   a function that returns the default hosts.yaml, or None
+vmckpt.inventories   a function that returns the path of the default hosts.yaml, or None
 vmckpt.observers     a class called with the inventory's `observer`; see model.migration.OutsideView
 """
 

@@ -151,7 +151,8 @@ async def test_cancelled_from_another_terminal_while_paused() -> None:
 async def test_what_is_asked_of_a_guest_is_not_asked_of_the_host() -> None:
     step_log = FakeDesk([(1.0, RequestKind.POSTCOPY, {})])
     await run(hosts(vm("a")), step_log=step_log)
-    assert step_log.answers == [("postcopy", False, "send this request to the guest's own job")]
+    told = "send this request to the guest's migration job"
+    assert step_log.answers == [("postcopy", False, told)]
 
 
 async def test_a_guest_that_moves_on_its_own_account_is_waited_for() -> None:

@@ -137,7 +137,7 @@ async def test_an_end_does_not_wait_for_who_is_silent() -> None:
     poster.start()
     poster.post(page("late"))
     await poster.close(limit=0.1)
-    assert warned[-1] == "webhook 127.0.0.1: 1 page not delivered"
+    assert warned[-1] == "webhook 127.0.0.1: 1 alert not delivered"
 
 
 async def test_what_nobody_takes_for_long_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ class OpenSteps:
         except (KeyError, TypeError, ValueError) as exc:
             raise BadInput(
                 f"{self.operation.id}: the order in the journal is invalid ({exc})",
-                hint="check both hosts with virsh",
+                hint="run vmckpt guests to see where the guest is running",
             ) from exc
 
     def open(self, step: Step) -> StoredStep | None:

@@ -164,7 +164,7 @@ class Sampler:
 
 
 def memory(uuid: str, name: str, size: int, samples: int, times: list[float]) -> object:
-    """Sample a guest's pages now, and again at each of `times` (seconds).
+    """Sample a guest's pages now, and again at each of `times`, in seconds from now.
 
     Raises MeasureRefused, OSError.
     """

@@ -209,7 +209,9 @@ class _Group:
         ]
         if not unknown:
             if note:
-                return StoreError(error.message + note, hint="run vmckpt snapshot delete")
+                return StoreError(
+                    error.message + note, hint="delete them with vmckpt snapshot delete"
+                )
             return error
         # Only members with an unknown outcome are left to recovery.
         outcome = Outcome.CANCELLED if isinstance(error, Cancelled) else Outcome.FAILED

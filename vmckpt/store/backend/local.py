@@ -203,7 +203,7 @@ class LocalFolder:
             if code in _FULL:
                 raise StoreFull(
                     f"{self.where}: cannot write {key}: {_FULL[code]}",
-                    hint="free disk space, or run vmckpt snapshot prune and vmckpt snapshot gc",
+                    hint="free some space, or run vmckpt snapshot prune and vmckpt snapshot gc",
                 ) from exc
             if code in _REFUSED:
                 raise StoreError(

@@ -242,7 +242,7 @@ class S3:
         if code in _FULL:
             return StoreFull(
                 f"{place}: no space left ({code})",
-                hint="free space, or run vmckpt snapshot prune and vmckpt snapshot gc",
+                hint="free some space, or run vmckpt snapshot prune and vmckpt snapshot gc",
             )
         if code in _REFUSED:
             return StoreError(

@@ -40,7 +40,7 @@ def test_a_full_disk_is_told_and_leaves_the_store_whole(tmp_path: Path) -> None:
         store = new_store(tmp_path / "m" / "s")
         write(store, "one", chunks(*range(20)))
         with pytest.raises(
-            StoreFull, match=r"cannot write packs/.*: no space left; free disk space, or"
+            StoreFull, match=r"cannot write packs/.*: no space left; free some space, or"
         ):
             write(store, "two", chunks(*range(20, 400)), pack_size=200_000)
         assert list(store.backend.leftovers()) == []
