@@ -242,7 +242,7 @@ class Rescue:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Remove the protection once more, now that QEMU adds no more. Raises CaptureFailed."""
+        """Remove the write protection once more, now that QEMU adds none. Raises CaptureFailed."""
         self._over.set()
         self._thread.join()
         try:

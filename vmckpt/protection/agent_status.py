@@ -44,7 +44,7 @@ class ProtectionStatus:
     epoch_age: float | None = None
     """Seconds since the capture of the backup's last epoch."""
     ran: bool = False
-    """The standby has run."""
+    """The standby has run as the guest, now or earlier."""
     given: bool = False
     """The primary has handed the guest over."""
     has_lease: bool = False

@@ -180,7 +180,7 @@ def _wrapped(store: Store, id_: str) -> bytes:
     if wrapped is None:
         raise StoreDamaged(
             f"{store.backend.where}: wraps/{id_} is missing, so the snapshot cannot be opened",
-            hint="to repair it, run vmckpt snapshot verify --repair --from ANOTHER_STORE",
+            hint="run vmckpt snapshot verify --repair --from STORE",
         )
     return wrapped
 

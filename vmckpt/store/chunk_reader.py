@@ -19,7 +19,7 @@ CACHE = Bytes(64 << 20)
 _PIECE = 4 << 20
 """Maximum number of bytes that one read takes from a pack, if the wanted chunks are adjacent."""
 _TAKEN = 64
-"""Adjacent chunks are looked for among this many expected chunks at a time."""
+"""Number of expected chunks among which adjacent ones are searched for at a time."""
 _GAP = 64 << 10
 """Largest gap, in bytes, between two chunks that are read in one piece."""
 

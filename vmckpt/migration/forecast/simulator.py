@@ -254,7 +254,7 @@ class _Run:
         return self.world.curve.within(time * (1 - self.throttle.share))
 
     def _joined(self, left: float, dirtied: float) -> float:
-        """Return the bytes of left and dirtied pages; pages in both sets by chance count once."""
+        """Return the bytes of remaining and dirtied pages, with an estimate of the overlap."""
         written = max((u for _, u in self.world.curve.points), default=0.0)
         both = max(left, dirtied, written)
         return left + dirtied - (left * dirtied / both if both else 0.0)

@@ -146,13 +146,13 @@ def _overrides(
                 "disk-not-copied", source,
                 f"disk {name} is {'read-only' if drive.read_only else 'not a file'} and cannot be"
                 " copied",
-                "leave this disk out",
+                f"remove {name} from storage.disks in the policy",
             )  # fmt: skip
         elif same_file.get(drive.path) is True:
             yield _blocker(
                 "disk-shared", source,
                 f"{_named(drive)} is the same file on both hosts: it would be copied onto itself",
-                "leave this disk out",
+                f"remove {name} from storage.disks in the policy",
             )  # fmt: skip
 
 

@@ -53,7 +53,8 @@ def tls_findings(
     if at_source is None or at_target is None:
         unseen = source if at_source is None else target
         text = "QEMU's certificates could not be read"
-        warning = _finding("tls-unproven", Severity.WARNING, unseen, text, "add ssh: {address: …}")
+        hint = "add ssh: {address: ...} to the inventory"
+        warning = _finding("tls-unproven", Severity.WARNING, unseen, text, hint)
         return TlsVerdict(name=names[0] if names else None, findings=(warning,))
     found = [*_missing(source, target, at_source, at_target)]
     for host, has, needed in (

@@ -111,7 +111,7 @@ def places(regions: list[tuple[int, int]], samples: int) -> list[int]:
 
 
 def flips(marks: list[bool]) -> int:
-    """Return how often neighbours differ."""
+    """Return the number of flips: neighbours of which exactly one is marked."""
     return sum(marks[i] != marks[i + 1] for i in range(len(marks) - 1))
 
 
@@ -144,7 +144,11 @@ class Sampler:
         return 0 if page == _ZERO else zlib.crc32(page) | 1 << 32
 
     def again(self) -> tuple[float, int, int]:
-        """Return the time since the first pass, the number of changed pages, and their flips."""
+        """Compare all pages with their initial content.
+
+        Returns the time since the first pass in seconds, the number of pages changed since then,
+        and the number of flips among all pages.
+        """
         begun = time.monotonic()
         for i, address in enumerate(self._at):
             if not self.changed[i] and self._look(address) != self.first[i]:

@@ -339,7 +339,7 @@ def _where(snapshot: str) -> str:
 def _damaged(where: str, what: str) -> StoreDamaged:
     return StoreDamaged(
         f"{where}: {what}",
-        hint="to repair it, run vmckpt snapshot verify --repair --from ANOTHER_STORE",
+        hint="run vmckpt snapshot verify --repair --from STORE",
     )
 
 

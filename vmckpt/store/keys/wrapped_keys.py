@@ -83,7 +83,7 @@ def unwrap(data: bytes, snapshot: str, identity: X25519PrivateKey) -> bytes:
     except InvalidTag as exc:
         raise KeyRefused(
             f"the wrap for this identity in {_where(snapshot)} belongs to another snapshot",
-            hint="to repair it, run vmckpt snapshot verify --repair --from ANOTHER_STORE",
+            hint="run vmckpt snapshot verify --repair --from STORE",
         ) from exc
     if len(data_key) != DATA_KEY:
         raise _damaged(snapshot, "a wrapped key has the wrong length")
@@ -134,5 +134,5 @@ def _where(snapshot: str) -> str:
 def _damaged(snapshot: str, what: str) -> StoreDamaged:
     return StoreDamaged(
         f"{_where(snapshot)}: {what}",
-        hint="to repair it, run vmckpt snapshot verify --repair --from ANOTHER_STORE",
+        hint="run vmckpt snapshot verify --repair --from STORE",
     )

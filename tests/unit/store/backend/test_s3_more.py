@@ -105,7 +105,7 @@ def test_what_is_wrong_is_one_line(server: Server) -> None:
     [
         ("AccessDenied", StoreError, "format: the server refuses access (AccessDenied); check the"),
         ("SignatureDoesNotMatch", StoreError, "check the access key and the bucket's policy"),
-        ("QuotaExceeded", StoreFull, "no space left (QuotaExceeded); free space"),
+        ("QuotaExceeded", StoreFull, "no space left (QuotaExceeded); free some space"),
         ("SlowDown", StoreError, "format: An error occurred (SlowDown)"),
     ],
 )
