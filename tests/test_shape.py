@@ -82,7 +82,7 @@ def imported(one: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def test_what_a_docstring_refers_to_exists() -> None:
-    """`See loop.Parts`: a module and a name in it, or a class and a name in it."""
+    """`See parts.Parts`: a module and a name in it, or a class and a name in it."""
     known: set[str] = set()
     for path, one in nodes():
         within = path.stem if isinstance(one, ast.Module) else getattr(one, "name", "")

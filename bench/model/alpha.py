@@ -17,7 +17,7 @@ from vmckpt.agent.replication import handover, orders, primary, teardown
 from vmckpt.agent.replication.primary import _Agent
 from vmckpt.errors import VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replication.primary import epoch_capture, lease_holder, loop
+from vmckpt.replication.primary import acknowledgement, epoch_capture, lease_holder, loop
 from vmckpt.replication.primary.epoch_capture import Capturer
 from vmckpt.replication.primary.loop import Flight, Primary, Switched
 from vmckpt.replication.primary.solo_permission import SoloPermission
@@ -304,7 +304,7 @@ def on_fakes() -> Iterator[None]:
     places: list[tuple[Any, str, Any]] = [
         (lease_holder, "boottime", fakes.clock), (lease_holder, "time", _STILL),
         (lease_holder, "atomic_file", _FILES),
-        (loop, "time", _STILL), (loop, "Sender", _Sender), (loop, "time", _STILL),
+        (loop, "time", _STILL), (loop, "Sender", _Sender), (acknowledgement, "time", _STILL),
         (epoch_capture, "Drain", fakes.Drain), (teardown, "lease", fakes.lease),
         (teardown, "identity", identity), (teardown, "lease_timer", timer),
         (teardown, "mirrors", nothing), (teardown, "define", nothing.any),

@@ -43,10 +43,10 @@ _OUTPUT_ORDER = (
     ),
     Mutation(
         name="any-acknowledgement-counts", area=Area.OUTPUT_ORDER,
-        file="vmckpt/replication/primary/loop.py",
+        file="vmckpt/replication/primary/acknowledgement.py",
         old="        if isinstance(found, Ack) and found.epoch == number:",
         new="        if isinstance(found, Ack):",
-        suite=unit("replication/primary/loop_awaiting"),
+        suite=unit("replication/primary/acknowledgement"),
         breaks="The acknowledgement of another epoch releases an epoch's output.",
     ),
     Mutation(

@@ -18,8 +18,9 @@ from vmckpt.replication.disks import mirror_job, resync
 from vmckpt.replication.primary import memory as memories
 from vmckpt.replication.primary.copied_memory import CopiedMemory
 from vmckpt.replication.primary.epoch_capture import Epoch
-from vmckpt.replication.primary.loop import Parts, Primary
+from vmckpt.replication.primary.loop import Primary
 from vmckpt.replication.primary.memory import ProtectedMemory
+from vmckpt.replication.primary.parts import Parts
 from vmckpt.replication.primary.solo_permission import SoloPermission
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import (

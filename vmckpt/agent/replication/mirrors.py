@@ -18,7 +18,7 @@ _LOG_LIMIT = Bytes(64 * MIB)
 
 
 class Mirrors:
-    """The mirror jobs and nbdkit servers that copy disk writes to the logs; see loop.Mirrors."""
+    """The mirror jobs and nbdkit servers that copy disk writes to the logs; see parts.Mirrors."""
 
     def __init__(
         self, session: Session, folder: Path, monitor: QmpMonitor, still: mirror_job.Still

@@ -31,10 +31,11 @@ from vmckpt.replication.primary import network_buffer, tracked_memory
 from vmckpt.replication.primary.copied_memory import CopiedMemory
 from vmckpt.replication.primary.epoch_capture import Capturer, DeviceStateCapturer
 from vmckpt.replication.primary.lease_holder import LeaseHolder
-from vmckpt.replication.primary.loop import Parts, Primary, Switched
+from vmckpt.replication.primary.loop import Primary, Switched
 from vmckpt.replication.primary.memory import ProtectedMemory
 from vmckpt.replication.primary.network_buffer import Buffers
 from vmckpt.replication.primary.new_nics import Commands
+from vmckpt.replication.primary.parts import Parts
 from vmckpt.replication.primary.solo_permission import SoloPermission
 from vmckpt.replication.primary.tracked_memory import TrackedMemory
 from vmckpt.replication.protocol.connection import PeerConnection
@@ -244,7 +245,7 @@ class _Agent:
 
 
 class _Guest:
-    """The operations on the guest that the epoch loop needs; see loop.ProtectedGuest."""
+    """The operations on the guest that the epoch loop needs; see parts.ProtectedGuest."""
 
     def __init__(
         self, agent: _Agent, monitor: QmpMonitor, lease_holder: LeaseHolder, mirrors: Mirrors

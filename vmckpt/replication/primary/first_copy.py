@@ -24,7 +24,7 @@ _TURN = Seconds(0.05)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstCopy:
-    """The first copy of a guest. Attributes: see `loop.Parts`."""
+    """The first copy of a guest. Attributes: see `parts.Parts`."""
 
     monitor: Commands
     memory: ProtectedMemory

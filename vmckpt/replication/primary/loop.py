@@ -5,37 +5,31 @@ output is released; meanwhile the guest runs in the next epoch. A lost connectio
 protection: the next epoch that arrives contains everything that the backup lacks.
 """
 
-import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import cast
 
 from vmckpt.capture.memory.page_diff import Flags
 from vmckpt.capture.memory.shared_memory import Resumed
-from vmckpt.capture.migration_settings import ACTIVE, Commands
+from vmckpt.capture.migration_settings import ACTIVE
 from vmckpt.errors import HypervisorError, VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replication.control_socket import Request, Requests
+from vmckpt.replication.control_socket import Request
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.disks import mirror_job
-from vmckpt.replication.disks.epoch_log import WriteLog
-from vmckpt.replication.disks.resync import Readable
 from vmckpt.replication.primary import pacing
-from vmckpt.replication.primary.epoch_capture import Capturer, Epoch
+from vmckpt.replication.primary.acknowledgement import await_ack, note
+from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.first_copy import FirstCopy
-from vmckpt.replication.primary.lease_holder import LeaseHolder
-from vmckpt.replication.primary.memory import ProtectedMemory
-from vmckpt.replication.primary.network_buffer import EARLY, Buffers
+from vmckpt.replication.primary.network_buffer import EARLY
 from vmckpt.replication.primary.pacing import Cycle
+from vmckpt.replication.primary.parts import Parts
 from vmckpt.replication.primary.sender import Sender
-from vmckpt.replication.primary.solo_permission import SoloPermission
 from vmckpt.replication.protocol import connection
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import (
-    Ack,
     End,
     EpochEnd,
     Heartbeat,
@@ -45,129 +39,8 @@ from vmckpt.replication.protocol.messages import (
     WireError,
 )
 from vmckpt.replication.session import Session
-from vmckpt.replication.status import Phase, PrimaryStatus
+from vmckpt.replication.status import Phase
 from vmckpt.units import MIB, Bytes, Seconds
-
-
-class Mirrors(Protocol):
-    """The mirror jobs that copy the guest's disk writes to the logs."""
-
-    def begin_again(self) -> None:
-        """Restart the mirrors, each with an empty log."""
-
-    def end(self) -> None:
-        """Stop the mirrors."""
-
-
-class Devices(Protocol):
-    """The guest's devices, compared with those of its standby."""
-
-    @property
-    def told(self) -> bool:
-        """Whether libvirt has reported a device change since the last full check."""
-
-    @property
-    def gone(self) -> Collection[str]:
-        """Names of devices that were missing at the last check."""
-
-    def same(self) -> bool:
-        """Return whether the devices still match the standby's. Takes down new cards' links."""
-
-    def still(self) -> bool:
-        """Return whether the device names match those of the standby: a quick check."""
-
-
-class ProtectedGuest(Protocol):
-    """Actions that the loop performs on the guest, and records for later agents."""
-
-    def disks(self) -> AbstractContextManager[Sequence[Readable]]:
-        """Open the running guest's disks for reading, in the order of the logs."""
-
-    def note_unprotected(self, unprotected: bool) -> None:
-        """Record that the standby is invalid, or valid again."""
-
-    def note_switchover(self) -> None:
-        """Record that the guest is paused from now on for a switchover."""
-
-    def hand_over(self, line: PeerConnection) -> None:
-        """Hand the guest over to the backup for good.
-
-        The guest must be paused, and the backup must have its complete state.
-        """
-
-    def resume(self) -> None:
-        """Resume the guest after a failed switchover, if it was paused for the switchover."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The objects that the loop works with."""
-
-    monitor: Commands
-    memory: ProtectedMemory
-    capturer: Capturer
-    logs: Sequence[WriteLog]
-    buffers: Buffers
-    lease_holder: LeaseHolder
-    requests: Requests
-    leave: SoloPermission
-    """Permission to run unprotected."""
-    status: PrimaryStatus
-    mirrors: Mirrors
-    guest: ProtectedGuest
-    begun: bool
-    """The mirrors have just been started: the backup needs a first copy."""
-    held: bool
-    """An earlier agent added the filters, so output is already buffered."""
-    whole: bool
-    """The protection can continue from the standby's last epoch, if the standby has an epoch."""
-    devices: Devices
-    unprotected: bool = False
-    """The standby is recorded as invalid; see `ProtectedGuest.note_unprotected`."""
-
-
-_LOOK = Seconds(0.1)
-
-
-def await_ack(
-    line: PeerConnection, number: int, status: PrimaryStatus, *, patience: Seconds,
-    meanwhile: Callable[[], None],
-) -> None:  # fmt: skip
-    """Wait for the acknowledgement of an epoch while the backup receives data, however slowly.
-
-    `patience`: how long to wait while the backup receives nothing. `meanwhile` is called at least
-    every 0.1 s. Raises ConnectionLost, WireError, and any exception that `meanwhile` raises.
-    """
-    taken, since = -1, time.monotonic()
-    while True:
-        meanwhile()
-        found = line.receive(_LOOK)
-        if isinstance(found, Ack) and found.epoch == number:
-            return
-        if isinstance(found, Heartbeat):
-            told = note(found)
-            status.heard(told)
-            much = told.get("received")
-            if isinstance(much, int) and taken < much <= line.sent:
-                taken, since = much, time.monotonic()
-        elif isinstance(found, PeerRefused | End):
-            raise ConnectionLost(f"the backup refused to continue: {found.why}")
-        elif found is not None:
-            raise ConnectionLost(f"the backup sent {type(found).__name__}, not an acknowledgement")
-        if time.monotonic() - since > patience:
-            raise ConnectionLost(f"the backup has received nothing for {patience:g} s")
-
-
-def note(beat: Heartbeat) -> Mapping[str, Any]:
-    """Parse the status report in a heartbeat. Raises ConnectionLost if it is invalid."""
-    try:
-        told = json.loads(beat.note or b"{}")
-    except (ValueError, RecursionError) as exc:
-        raise ConnectionLost(f"the backup's status report is not JSON: {exc}") from exc
-    if not isinstance(told, dict):
-        raise ConnectionLost("the backup's status report is not a JSON object")
-    return told
-
 
 _CONNECT = Seconds(2.0)
 _ANSWER = Seconds(30.0)

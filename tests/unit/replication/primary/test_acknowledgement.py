@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from vmckpt.replication.primary import loop
+from vmckpt.replication.primary import acknowledgement
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import Ack, End, Heartbeat, Message, PeerRefused
 from vmckpt.replication.status import PrimaryStatus
@@ -38,8 +38,8 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
 
     def waited(*words: Message) -> None:
         line = Words(words)
-        monkeypatch.setattr(loop, "time", line)
-        loop.await_ack(
+        monkeypatch.setattr(acknowledgement, "time", line)
+        acknowledgement.await_ack(
             cast("PeerConnection", line),
             7,
             PrimaryStatus(),
