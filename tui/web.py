@@ -41,8 +41,8 @@ _BACKLOG = 100
 _SHUTDOWN = 1.0
 _PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
-_ELSEWHERE = re.compile(r"<link[^>]*\bhref=[\"']https?://[^>]*>")
-"""The elements of the page that load a font from another site."""
+_LINK = r"<link[^>]*\bhref=[\"'](?!{own}/)https?://[^>]*>"
+"""The elements of the page that load a font from another site than `own`."""
 
 
 class TokenRequired(Server):
@@ -59,6 +59,7 @@ class TokenRequired(Server):
         self._say = say
         # Browsers send the origin in lower case and omit a default port.
         self._origin = str(URL(url).origin())
+        self._elsewhere = re.compile(_LINK.format(own=re.escape(self.public_url.rstrip("/"))))
         self._strangers: dict[web.RequestHandler, None] = {}
         """Connections that have not presented the token, oldest first."""
 
@@ -142,7 +143,7 @@ class TokenRequired(Server):
             self._strangers.pop(request.protocol, None)
             page = await handler(request)
             if isinstance(page, web.Response) and page.text and request.path == "/":
-                page.text = _ELSEWHERE.sub("", page.text)
+                page.text = self._elsewhere.sub("", page.text)
             return page
         raise web.HTTPForbidden(text="open the URL that vmckpt dashboard --serve has printed")
 

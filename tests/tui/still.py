@@ -135,7 +135,7 @@ def entry(**more: Any) -> dict[str, Any]:
         "rpo_worst_s": 0.4, "interval_s": 0.1, "interval_why": "as asked", "output_delay_s": 0.07,
         "output_delay_worst_s": 0.3, "pause_p99_s": 0.031, "packets_lost": 0,
         "median": {"pause_s": 0.012, "pause_stop_s": 0.002, "pause_state_s": 0.004,
-                   "pause_compare_s": 0.006, "bytes": 900_000, "pages": 220.0},
+                   "pause_changed_pages_s": 0.006, "bytes": 900_000, "pages": 220.0},
         "standby": {"ready": True}, **more,
     }  # fmt: skip
     theirs = {"role": "backup", "ready": True, "says": "it has epoch 8123", "runs": True}

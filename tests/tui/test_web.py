@@ -66,7 +66,13 @@ async def test_no_other_page_may_show_it_and_it_loads_nothing_from_elsewhere(
             text = await answer.text()
             assert "textual.js" in text
             assert re.findall(r"(?:href|src)=.https?:", text.replace(url, "")) == []
-        for page, status in (("/", 200), ("/static/js/textual.js", 200), ("/nothing", 404)):
+            assert f"{url}/static/css/xterm.css" in text  # else the last line is below the window
+        for page, status in (
+            ("/", 200),
+            ("/static/js/textual.js", 200),
+            ("/static/css/xterm.css", 200),
+            ("/nothing", 404),
+        ):
             async with session.get(url + page) as answer:
                 assert answer.status == status
                 policy = answer.headers["Content-Security-Policy"]

@@ -350,7 +350,7 @@ def _protecting(one: SimulatedProtection, since: float) -> dict[str, Any]:
         "pause_s": pause, "busy_s": busy, "send_s": busy * 0.8, "bytes": pages * 4200,
         "pages": pages, "packets": dice.randrange(1, 40), "pause_stop_s": pause * 0.1,
         "pause_device_state_s": pause * 0.45, "pause_output_s": pause * 0.05,
-        "pause_compare_s": pause * 0.33, "pause_cont_s": pause * 0.07,
+        "pause_changed_pages_s": pause * 0.33, "pause_cont_s": pause * 0.07,
     }  # fmt: skip
     epoch = int(since / interval)
     why = "an epoch of 168 MiB took 3.5 s: 4.2 s" if one.far else "12 packets waited, and pauses"
