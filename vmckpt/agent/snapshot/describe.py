@@ -9,6 +9,7 @@ from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.hypervisor import domain_xml
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.guest import Guest
+from vmckpt.replication.backup import standby_xml
 from vmckpt.store.format.chunk_map import Kind
 from vmckpt.store.format.metadata import Contents, DiskMake, PrivateFacts, Public, RamBlock
 from vmckpt.store.format.private_part import Private
@@ -21,7 +22,7 @@ def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> Pr
     """Return the encrypted part of the metadata, which only the holder of the key can read."""
     guest = _described(xml)
     return PrivateFacts(
-        domain_xml=xml,
+        domain_xml=standby_xml.since_takeover(xml),
         cpu_xml=guest.cpu_xml,
         boot_files=guest.boot_files,
         ram=tuple(

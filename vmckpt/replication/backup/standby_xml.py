@@ -83,6 +83,18 @@ def clean(xml: str, images: Mapping[str, str]) -> str:
     return definition_text.text(root, xml)
 
 
+def since_takeover(xml: str) -> str:
+    """Return the XML of a running guest without what remains from its time as a standby.
+
+    Started from its own XML, a guest that has failed over would wait for memory. The XML of other
+    guests is returned unchanged.
+    """
+    if not any(word in xml for word in (MARK, _WAITING[0])):
+        return xml
+    ET.register_namespace("qemu", QEMU)
+    return definition_text.text(plain(xml), xml)
+
+
 def plain(xml: str) -> ET.Element:
     """Parse a guest's XML, and remove the parts that remain from an earlier standby."""
     root = domain_xml.tree(xml, "domain")
@@ -94,6 +106,8 @@ def plain(xml: str) -> ET.Element:
             if (first.get("value"), second.get("value")) == _WAITING:
                 line.remove(first)
                 line.remove(second)
+        if not len(line):
+            root.remove(line)
     for metadata in root.findall("metadata"):
         for mark in metadata.findall(f"{{{MARK}}}standby"):
             metadata.remove(mark)

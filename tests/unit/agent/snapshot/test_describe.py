@@ -11,6 +11,7 @@ from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.snapshot import describe
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.model.disk import DiskFacts, StorePlace
+from vmckpt.replication.backup import standby_xml
 from vmckpt.store.format.chunk_map import Kind
 from vmckpt.store.format.metadata import Contents, DiskMake, PrivateFacts, RamBlock
 from vmckpt.store.format.private_part import Private, RegionMap
@@ -35,6 +36,18 @@ def order() -> CreateOrder:
         by="root", owner="7", memory=True, tags={"a": "b"}, group=None, salt=None, admins=(),
         signer="",
     )  # fmt: skip
+
+
+def test_a_guest_that_has_failed_over_is_described_as_it_was_before() -> None:
+    other = XML.replace("</os>", "</os><description>-incoming</description>")
+    for xml in (XML, other):
+        standby = standby_xml.standby(xml, {}, "5e55")
+        assert "-incoming" in standby
+        made = describe.facts(standby, (), None).domain_xml
+        assert "commandline" not in made
+        assert standby_xml.MARK + "}standby" not in made
+        assert describe.facts(made, (), None).domain_xml == made
+    assert describe.facts(XML, (), None).domain_xml == XML
 
 
 def test_no_warning_costs_the_snapshot() -> None:
