@@ -47,9 +47,11 @@ def parse_seconds(text: str) -> Seconds:
     Raises ValueError, with an example, for an invalid text or a missing unit: any default unit
     would be a guess.
     """
-    number, suffix = _split(text, "300ms")
+    number, suffix = _split(text, "300ms, 5m or 2h")
     if suffix not in _TIMES:
-        raise ValueError(f"{text!r}: unknown time unit {suffix!r}; use a value like 300ms or 5m")
+        raise ValueError(
+            f"{text!r}: unknown time unit {suffix!r}; use a value like 300ms, 5m or 2h"
+        )
     return Seconds(number * _TIMES[suffix])
 
 

@@ -121,7 +121,7 @@ def test_a_migration_a_dead_host_and_its_return_are_told(
         lab.heal(bench.plan, "alpha")
         until(lambda: pager.has("host alpha", "resolved"), limit=200)
         mends = {one["key"]: one["mend"] for one in pager.pages}
-        assert mends["host alpha"] == "vmckpt doctor alpha"
+        assert mends["host alpha"] == "run vmckpt doctor alpha"
     finally:
         service.process.send_signal(signal.SIGTERM)
         end = finish(service.process)

@@ -156,6 +156,7 @@ def _in_one_line(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "vmckpt"
     text: str = getattr(error, "format_message", error.__str__)()
+    text = text.replace("Value error, ", "")  # pydantic's word before the parser's message
     return f"{' '.join(text.split()).rstrip('.')}; see {command} --help"
 
 

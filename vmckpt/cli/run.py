@@ -220,7 +220,7 @@ def _print_agenda(told: "Agenda", scene: "Scene") -> None:
             order.schedule.text, order.store, _time(row.last, scene.zone), due,
             output.in_one_line(row.why),
         )  # fmt: skip
-    output.out.print(table)
+    output.out.print(table if told.rows else "no guest has a schedule for snapshots")
     for row in told.rows:
         if row.order.reckoned is not None:
             output.out.print(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from vmckpt.errors import at_host
 from vmckpt.migration.forecast import service
 from vmckpt.migration.plan.planner import Plan
 from vmckpt.migration.plan.storage_cleanup import Tidied
@@ -77,4 +78,4 @@ def _beside(plan: Plan, ending: Ending) -> dict[str, Any] | None:
 
 
 def _warnings(findings: tuple[Finding, ...]) -> tuple[str, ...]:
-    return tuple(f"{f.where}: {f.text}" for f in findings if f.severity is Severity.WARNING)
+    return tuple(at_host(f.where, f.text) for f in findings if f.severity is Severity.WARNING)

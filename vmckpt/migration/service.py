@@ -5,7 +5,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vmckpt.errors import BadInput, Cancelled, GuestLocked, HostUnreachable, Superseded
+from vmckpt.errors import (
+    BadInput,
+    Cancelled,
+    GuestLocked,
+    HostUnreachable,
+    Superseded,
+    at_host,
+)
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import jobs
@@ -70,7 +77,7 @@ class Attempts:
             number += 1
             await step_log.settle(StepState.UNDONE)
             if plan.blocked or plan.policy is None:
-                why = "; ".join(f"{one.where}: {one.text}" for one in plan.blockers)
+                why = "; ".join(at_host(one.where, one.text) for one in plan.blockers)
                 told = replace(told, warnings=(*told.warnings, f"no further attempt: {why}"))
                 break
             later = await self._attempt(plan, number)

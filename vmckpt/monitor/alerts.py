@@ -62,7 +62,9 @@ def of_happening(one: Happening) -> Page | None:
         return None  # an operator closed the job by hand
     if operation.kind == "protect" and report.get("failed_over"):
         text = f"{operation.guest} has failed over to {report['failed_over']}: {report.get('why')}"
-        hint = f"vmckpt protect {operation.guest} --reverse, once {operation.source} is back"
+        hint = (
+            f"once {operation.source} is up again, run vmckpt protect {operation.guest} --reverse"
+        )
         return _page(one, text, hint)
     part = operation.detail.get("part_of") is not None
     # An evacuation retries a failed migration, and reports the remaining guests when it ends.
@@ -71,7 +73,7 @@ def of_happening(one: Happening) -> Page | None:
     error = f": {one.values['error']}" if one.values.get("error") else ""
     text = f"{operation.kind} of {operation.guest} ended: {outcome}{error}"
     sure = outcome not in _UNSURE
-    hint = f"vmckpt job {operation.id}" if sure else "vmckpt recover"
+    hint = "run " + (f"vmckpt job {operation.id}" if sure else "vmckpt recover")
     return _page(one, text, hint)
 
 

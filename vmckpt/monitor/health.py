@@ -232,7 +232,7 @@ def troubles(now: HealthSnapshot) -> Mapping[str, Trouble]:
         if host.error is not None and host.closed is None:
             found[f"host {host.name}"] = Trouble(
                 text=f"host {host.name} does not answer: {host.error}",
-                hint=f"vmckpt doctor {host.name}", host=host.name,
+                hint=f"run vmckpt doctor {host.name}", host=host.name,
             )  # fmt: skip
     for twice in two_copies(now):
         found[f"copies {twice.uuid}"] = Trouble(
@@ -243,7 +243,7 @@ def troubles(now: HealthSnapshot) -> Mapping[str, Trouble]:
             one = view.operation
             found[f"job {one.id}"] = Trouble(
                 text=f"{one.id} ({one.kind} of {one.guest}) is orphaned: its controller is gone",
-                hint="vmckpt recover", job=one.id, guest=one.guest,
+                hint="run vmckpt recover", job=one.id, guest=one.guest,
             )  # fmt: skip
         elif view.operation.phase == JobPhase.POST_COPY_PAUSED:
             one = view.operation
@@ -275,10 +275,10 @@ def _wrong_protection(job: str, entry: Mapping[str, Any]) -> Trouble | None:
 
 def _wrong_in_store(one: SnapshotNow) -> dict[str, Trouble]:
     if not one.id:
-        text, hint = f"store {one.store} does not answer: {one.wrong}", "vmckpt snapshot list"
+        text, hint = f"store {one.store} does not answer: {one.wrong}", "run vmckpt snapshot list"
         return {f"store {one.store}": Trouble(text=text, hint=hint)}
     if not _damaged(one):
         return {}
     text = f"snapshot {one.id} of {one.guest} in {one.store}: {one.wrong or one.verified}"
-    hint = f"vmckpt snapshot verify {one.id}, then vmckpt snapshot verify --repair"
+    hint = f"run vmckpt snapshot verify {one.id}, then vmckpt snapshot verify --repair"
     return {f"snapshot {one.store} {one.id}": Trouble(text=text, hint=hint, guest=one.guest)}

@@ -44,3 +44,13 @@ def test_without_any_schedule_it_says_so(world: World, capsys: pytest.CaptureFix
     (world.stock.folder / "policies/mine.yaml").unlink()
     assert app.run(["run", "--inventory", str(world.stock.folder / "hosts.yaml")]) == 2
     assert "no policy has schedules for snapshots; add snapshots: [" in capsys.readouterr().err
+
+
+def test_a_dry_run_without_schedules_says_so(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (world.stock.folder / "policies").glob("*.yaml"):
+        path.unlink()
+    inventory = str(world.stock.folder / "hosts.yaml")
+    assert app.run(["run", "--dry-run", "--inventory", inventory]) == 0
+    assert "no guest has a schedule for snapshots" in capsys.readouterr().out

@@ -88,7 +88,7 @@ def test_what_somebody_has_to_look_at() -> None:
     assert set(found) == {
         "host omega", "job m-7k3f", "protection p-9abc", "snapshot main s-ccc", "store far",
     }  # fmt: skip
-    assert found["job m-7k3f"].hint == "vmckpt recover"
+    assert found["job m-7k3f"].hint == "run vmckpt recover"
     assert "does not answer: omega: no answer" in found["host omega"].text
     assert troubles(HealthSnapshot()) == {}
 
@@ -171,21 +171,21 @@ def test_what_lasts_is_told_once(
         pytest.param(happened("decided", {"action": "x"}), None, None, id="no-end"),
         pytest.param(
             ended("failed", report={"error": "no room"}),
-            "migrate of busy ended: failed: no room", "vmckpt job m-1", id="failed",
+            "migrate of busy ended: failed: no room", "run vmckpt job m-1", id="failed",
         ),
-        pytest.param(ended("lost"), "migrate of busy ended: lost", "vmckpt recover", id="lost"),
+        pytest.param(ended("lost"), "migrate of busy ended: lost", "run vmckpt recover", id="lost"),
         pytest.param(
             ended("failed", detail={"part_of": "e-1"}), None, None, id="a-part-is-tried-again"
         ),
         pytest.param(
             ended("unknown", detail={"part_of": "e-1"}), "migrate of busy ended: unknown",
-            "vmckpt recover", id="a-part-of-which-nobody-knows",
+            "run vmckpt recover", id="a-part-of-which-nobody-knows",
         ),
         pytest.param(
             ended("completed", kind="protect",
                   report={"failed_over": "gamma", "why": "alpha is silent"}),
             "busy has failed over to gamma: alpha is silent",
-            "vmckpt protect busy --reverse, once beta is back", id="failover",
+            "once beta is up again, run vmckpt protect busy --reverse", id="failover",
         ),
     ],
 )  # fmt: skip
