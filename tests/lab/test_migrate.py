@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.lab.bench import BUSY, SLOW, WHOLE, Bench, code_of, finish, first_line, migrate, until
+from tests.support.doc_examples import shown
 from vmckpt.hypervisor.domains import find_guest
 from vmckpt.units import parse_rate
 from vmckpt_lab import network
@@ -275,6 +276,7 @@ def test_a_target_that_died_with_the_controller_is_not_waited_for(bench: Bench) 
     bench.good("lab", "kill", "beta", "--name", bench.plan.name)
     finish(process)
     until(lambda: "None" in bench.inside("alpha", "virsh", "domjobinfo", "web1"), limit=90)
+    shown("failures.md", "vmckpt recover --dry-run", bench.run("recover", "--dry-run").out)
     (found,) = bench.good("recover", "--json").json
 
     assert found["outcome"] == "failed"

@@ -16,7 +16,8 @@ import yaml
 
 from tests.lab.bench import VMCKPT, Bench, Done, ended_late, finish, gathered
 from tests.lab.snapshots import SMALL
-from tests.support.doc_commands import NOT_TYPED, commands
+from tests.support.doc_commands import NOT_TYPED, blocks, commands
+from tests.support.doc_examples import differences
 from tests.support.paths import ROOT
 from tests.support.served_dashboards import free_port
 from tests.support.tmux import terminal
@@ -82,10 +83,9 @@ def operator(kept: Bench, tmp_path: Path) -> Iterator[Operator]:
 
 
 def yaml_block(page: str, first: str) -> str:
-    """A block of a page that begins with this line, up to the first command after it."""
-    text = (ROOT / "docs" / page).read_text()
-    block = text[text.index(f"    {first}") :].partition("\n\n")[0]
-    return "\n".join(line.removeprefix("    ") for line in block.split("\n"))
+    """A block of a page that begins with this line."""
+    found = [one for one in blocks(ROOT / "docs" / page) if one.tag == "yaml"]
+    return next("\n".join(one.lines) for one in found if one.lines[0].startswith(first))
 
 
 UNTIL_CTRL_C = {
@@ -117,6 +117,8 @@ def tried(operator: Operator, page: str, own: Mapping[str, Callable[[], str]]) -
         operator.ended[line] = (
             operator.good(words) if word is None else operator.stopped(words, word)
         )
+    printed = {line: done.out for line, done in operator.ended.items()}
+    assert (found := differences(ROOT / "docs" / page, printed)) == [], "\n".join(found)
 
 
 @pytest.mark.long

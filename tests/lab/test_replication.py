@@ -28,6 +28,7 @@ from tests.lab.protecting import (
     theirs,
     tidied,
 )
+from tests.support.doc_examples import shown
 from vmckpt_lab import guests, host, lab, network
 from vmckpt_lab.machine_speed import slowness
 
@@ -54,6 +55,7 @@ def test_a_guest_is_protected_and_let_go_again(pair: Bench) -> None:
     assert seen["epoch"] > 2
     assert 0 < seen["rpo_s"] < 5 * slowness()
     assert theirs(pair)["ready"]
+    shown("replication.md", "vmckpt status", pair.good("status").out)
     listed = {one["host"]: one["state"] for one in pair.good("guests", "--json").json}
     assert listed == {"alpha": "running", "beta": "standby"}
     assert pair.run("migrate", "web1", "--to", "beta").code == 18

@@ -4,6 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -34,13 +35,40 @@ _BY = {
 _GROUPS = {"snapshot": 2, "policy": 2, "maintenance": 2, "lab": 2}
 
 
+@dataclass(frozen=True)
+class Block:
+    """A block of code in a page."""
+
+    number: int
+    """Of its first line."""
+    tag: str
+    """The language of a fenced block; empty if the block is indented."""
+    lines: tuple[str, ...]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The blocks of code of a page. A block in a list is part of the list."""
+    lines = [*page.read_text().split("\n"), ""]
+    number = 0
+    while number < len(lines):
+        first = number
+        if lines[number].startswith("```"):
+            number = lines.index("```", number + 1)
+            yield Block(first + 2, lines[first][3:], tuple(lines[first + 1 : number]))
+        elif not lines[number - 1] and re.match(r"    [^ *]", lines[number]):
+            while lines[number].startswith("    "):
+                number += 1
+            yield Block(first + 1, "", tuple(one[4:] for one in lines[first:number]))
+        number += 1
+
+
 def code_lines(page: Path) -> Iterator[tuple[int, str]]:
-    """Lines in blocks of code, with the number of each; a continued line is put together."""
-    fenced, held, began = False, "", 0
-    for number, line in enumerate(page.read_text().split("\n"), start=1):
-        if line.startswith("```"):
-            fenced = not fenced
-        elif fenced or line.startswith("    "):
+    """Lines that are typed, with the number of each; a continued line is put together."""
+    for block in blocks(page):
+        held, began = "", 0
+        for number, line in enumerate(block.lines, start=block.number):
+            if block.tag == "console" and not line.startswith("$ "):
+                continue  # what the command prints
             began = began if held else number
             held += line.strip()
             if held.endswith("\\"):

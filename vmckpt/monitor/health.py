@@ -269,7 +269,7 @@ def _wrong_protection(job: str, entry: Mapping[str, Any]) -> Trouble | None:
         text = f"{guest} is no longer protected: {look.end}"
     else:
         text = f"the standby of {guest} on {backup} cannot take over: {look.ready_why}"
-    hint = look.next_step or "vmckpt status"
+    hint = look.next_step or "run vmckpt status"
     return Trouble(text=text, hint=hint, job=job, guest=guest, host=backup)
 
 

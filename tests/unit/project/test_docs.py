@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 import typer
 
-from tests.support.doc_commands import NOT_TYPED, TYPED, commands, essence, executed
+from tests.support.doc_commands import NOT_TYPED, TYPED, blocks, commands, essence, executed
+from tests.support.doc_examples import ELSEWHERE, TAGS, examples
 from tests.support.paths import ROOT
 from vmckpt.cli import app
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("vagrant/*.md")])
+_PROGRAMS = (
+    "./", ".venv/", "vmckpt", "vagrant", "sudo", "python3", "apt-get", "ln", "cd", "export", "for",
+    "(umask", "echo", "nbdcopy", "qemu-img",
+)  # fmt: skip
+_TYPED_LINE = re.compile(r" |$|#|" + "|".join(map(re.escape, _PROGRAMS)))
+"""Commands, their further lines, and comments."""
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -53,6 +60,30 @@ def test_every_command_of_the_docs_is_run_by_a_test() -> None:
     assert set(NOT_TYPED) <= {line for _, line in found}
     tests = [reason.rpartition(": ")[2] for reason in NOT_TYPED.values()]
     assert [test for test in tests if not (ROOT / test).is_file()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_output_is_in_blocks_whose_commands_are_known(page: Path) -> None:
+    for block in blocks(page):
+        where = f"{page.name}:{block.number}"
+        if block.tag:
+            assert block.tag in TAGS, where
+            assert block.tag != "console" or block.lines[0].startswith("$ vmckpt "), where
+            continue
+        joined = "\n".join(block.lines).replace("\\\n", " ")
+        other = [line for line in joined.split("\n") if not _TYPED_LINE.match(line)]
+        assert other == [], f"{where}: tag the block, see tests/support/doc_examples.py"
+
+
+def test_the_output_of_each_example_is_compared_by_a_test() -> None:
+    found = [one for page in PAGES for one in examples(page)]
+    assert len(found) > 10
+    assert [one for one in found if not one.output] == []
+    elsewhere = {(one.page, one.command) for one in found if one.page not in TYPED}
+    assert elsewhere == set(ELSEWHERE)
+    assert [one for one in found if one.page in TYPED and one.command in NOT_TYPED] == []
+    for (page, command), test in ELSEWHERE.items():
+        assert f'shown("{page}", "{command}"' in (ROOT / test).read_text()
 
 
 def test_what_the_program_does_not_know_is_found() -> None:
