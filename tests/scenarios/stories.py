@@ -98,6 +98,24 @@ STORIES = (
         within=70,
     ),
     Story(
+        name="must-finish-hot",
+        about="Rewrites more than half of its memory: what pre-copy sends first is sent in vain.",
+        policy="must-finish",
+        machine=writing(100 * MIB, 150 * MIB, memory=256 * MIB, link=23.8 * MIB),
+        curve=((0.3, 30.0 * MIB), (1.0, 100.0 * MIB), (1.5, 150.0 * MIB), (3.0, 150.0 * MIB)),
+        never=("abort", "slow", "pause"),
+        within=12,
+    ),
+    Story(
+        name="must-finish-quiet",
+        about="Its writes are known, and the rest fits into a pause: pre-copy ends by itself.",
+        policy="must-finish",
+        machine=writing(1 * MIB, 16 * MIB, memory=256 * MIB, link=23.8 * MIB),
+        curve=((0.3, 0.3 * MIB), (1.0, 1.0 * MIB)),
+        never=("post-copy", "abort", "slow", "pause"),
+        within=13,
+    ),
+    Story(
         name="must-finish-graphics-card",
         about="No post-copy: a pause of 1.8 s is enough, allowed step by step.",
         policy="must-finish",
@@ -173,7 +191,7 @@ STORIES = (
     ),
     Story(
         name="maintenance",
-        about="Many are waiting: post-copy as soon as pre-copy costs 2 % more.",
+        about="Many are waiting: post-copy as soon as it costs less than waiting.",
         policy="maintenance",
         machine=writing(400 * MIB, 2 * GIB),
         within=12,

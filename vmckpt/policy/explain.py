@@ -18,6 +18,7 @@ from vmckpt.policy.model import (
     Schedule,
     Select,
     StartPostcopy,
+    SwitchCost,
     Throttle,
     period,
 )
@@ -35,6 +36,9 @@ def condition_text(condition: RuleCondition) -> str:
         _said(
             "pre-copy would resend {} of the first pass or more", condition.precopy_excess,
             _per_cent,
+        ),
+        _said(
+            "post-copy now has the lowest cost ({})", condition.lowest_cost, _weights
         ),
         _said("expected downtime above {}", condition.expected_downtime_above, show_seconds),
         _said("expected downtime below {}", condition.expected_downtime_below, show_seconds),
@@ -87,10 +91,17 @@ def _kept(keep: Keep) -> str:
     return "" if keep.nothing_said else f" (keeps {keep})"
 
 
-def _said(form: str, value: float | None, show: object = str) -> str:
+def _said(form: str, value: float | SwitchCost | None, show: object = str) -> str:
     if value is None:
         return ""
     return form.format(show(value) if callable(show) else value)
+
+
+def _weights(cost: SwitchCost) -> str:
+    return (
+        f"total time × {cost.total_time:g} + post-copy × {cost.postcopy_time:g}"
+        f" + lost work × {cost.lost_work:g}"
+    )
 
 
 def _per_cent(share: float) -> str:

@@ -289,6 +289,18 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchCost:
+    """What the moment of the switch to post-copy costs: how much each second counts."""
+
+    total_time: float = 1.0
+    """Weight of the time until the migration ends."""
+    postcopy_time: float = 0.5
+    """Weight of the time in post-copy, when the guest depends on both hosts."""
+    lost_work: float = 0.5
+    """Weight of the time for which the guest waits for its memory, or is paused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleCondition:
     """The conditions of a rule; all that are given must hold."""
 
@@ -302,6 +314,8 @@ class RuleCondition:
     precopy_excess: float | None = None
     """Compared with a switch to post-copy now, pre-copy would send at least this much more, as a
     share of what the first pass sent."""
+    lowest_cost: SwitchCost | None = None
+    """No later switch to post-copy would cost less than a switch now, nor would pre-copy alone."""
     expected_downtime_above: Seconds | None = None
     expected_downtime_below: Seconds | None = None
     time_used: Seconds | None = None

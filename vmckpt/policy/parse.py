@@ -7,6 +7,7 @@ from vmckpt.errors import PolicyError
 from vmckpt.model.migration import AutoConverge
 from vmckpt.policy import calendar, validate
 from vmckpt.policy.calendar import Interval
+from vmckpt.policy.converge_schema import CostForm, DoForm, RuleForm, WhenForm
 from vmckpt.policy.model import (
     Auto,
     Compress,
@@ -28,19 +29,13 @@ from vmckpt.policy.model import (
     Stall,
     StartPostcopy,
     Storage,
+    SwitchCost,
     Throttle,
     Transport,
     period,
 )
-from vmckpt.policy.schema import (
-    DoForm,
-    KeepForm,
-    PolicyForm,
-    RuleForm,
-    ScheduleForm,
-    SelectForm,
-    WhenForm,
-)
+from vmckpt.policy.schedule_schema import KeepForm, ScheduleForm
+from vmckpt.policy.schema import PolicyForm, SelectForm
 from vmckpt.policy.values import Plain, TimeUsed
 from vmckpt.units import Bytes, Seconds
 from vmckpt.util import config_file
@@ -186,6 +181,7 @@ def _when(form: WhenForm) -> RuleCondition:
         stalled_for=form.stalled_for,
         dirty_over_bandwidth=form.dirty_over_bandwidth,
         precopy_excess=form.precopy_excess,
+        lowest_cost=_cost(form.lowest_cost),
         expected_downtime_above=form.expected_downtime_above,
         expected_downtime_below=form.expected_downtime_below,
         time_used=used.time,
@@ -193,6 +189,10 @@ def _when(form: WhenForm) -> RuleCondition:
         remaining_above=form.remaining_above,
         remaining_below=form.remaining_below,
     )
+
+
+def _cost(form: CostForm | None) -> SwitchCost | None:
+    return None if form is None else SwitchCost(**form.model_dump())
 
 
 def _do(form: Plain | DoForm) -> Do:

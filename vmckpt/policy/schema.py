@@ -9,20 +9,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     WithJsonSchema,
-    field_validator,
     model_validator,
 )
 
 from vmckpt.model.migration import Compression, Mode
 from vmckpt.policy import model
+from vmckpt.policy.converge_schema import ConvergeForm
 from vmckpt.policy.model import (
-    FAILURE,
-    Check,
     CopyKind,
     Evacuation,
     Failover,
@@ -33,10 +28,9 @@ from vmckpt.policy.model import (
     Strategy,
     Tls,
 )
+from vmckpt.policy.schedule_schema import ScheduleForm
+from vmckpt.policy.section import Section, Text
 from vmckpt.policy.values import (
-    WITH_VALUES,
-    Calendar,
-    CheckWord,
     CompressionWord,
     CopyWord,
     Downtime,
@@ -44,124 +38,18 @@ from vmckpt.policy.values import (
     FailureWord,
     LeftWord,
     ModeWord,
-    Often,
     OrderWord,
     Part,
-    PerCent,
-    Period,
-    PlainWord,
     Probe,
     Rate,
-    Ratio,
     Recovery,
     Size,
     StrategyWord,
     Time,
     TimeLimit,
-    TimeUsedValue,
     TlsWord,
 )
-from vmckpt.units import Bytes, Seconds, parse_seconds, show_bytes
-
-Text = Annotated[str, Field(min_length=1, max_length=1000)]
-Count = Annotated[int, Field(ge=0, le=100_000)]
-
-
-class Section(BaseModel):
-    """A section of a policy file. It accepts only known keys, with values of the right type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class KeepForm(Section):
-    """How many snapshots are kept; a snapshot is kept if any of these rules applies to it."""
-
-    last: Count = Field(0, description="Keep this many of the newest snapshots.")
-    hourly: Count = Field(
-        0, description="Keep the newest snapshot of each of the last N hours with snapshots."
-    )
-    daily: Count = Field(
-        0, description="Keep the newest snapshot of each of the last N days with snapshots."
-    )
-    weekly: Count = Field(
-        0, description="Keep the newest snapshot of each of the last N weeks with snapshots."
-    )
-    monthly: Count = Field(
-        0, description="Keep the newest snapshot of each of the last N months with snapshots."
-    )
-
-    @model_validator(mode="after")
-    def _something(self) -> Self:
-        if not any(getattr(self, name) for name in type(self).model_fields):
-            raise ValueError("keeps no snapshots; write {last: 7}, or remove keep to keep all")
-        return self
-
-
-class CopyForm(Section):
-    """Another store to which the snapshots are copied."""
-
-    to: Text = Field(description="The name of a store in the inventory.")
-    keep: KeepForm | None = Field(None, description="Snapshots kept there; all by default.")
-
-
-class VerifyForm(Section):
-    """How often snapshots are verified."""
-
-    every: Period = Field(description="Time between verifications.")
-    depth: CheckWord = Field(
-        Check.SEALED, description="Depth of the check; deep needs the snapshots' decryption key."
-    )
-
-
-class ScheduleForm(Section):
-    """When snapshots are taken, where they are stored, and which are kept."""
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = Field(
-        description="Tag of its snapshots: lower-case letters, digits, dots, underscores, dashes."
-    )
-    every: Often = Field(
-        None, description="Interval; auto: computed from the cost of a snapshot (Young, Daly)."
-    )
-    at: Calendar | None = Field(None, description="Calendar times, in the local time zone.")
-    one_failure_in: Period | None = Field(
-        None, description="For auto: assumed time between failures, until the journal has data."
-    )
-    memory: bool = Field(True, description="Whether to include the guest's memory.")
-    group: bool = Field(
-        False, description="Whether to capture all guests with this schedule at the same instant."
-    )
-    store: Text | None = Field(
-        None, description="Store for the snapshots; by default the first store in the inventory."
-    )
-    keep: KeepForm | None = Field(None, description="Snapshots kept in that store; all by default.")
-    copies: Annotated[list[CopyForm], Field(max_length=8)] = Field(
-        [], description="Other stores to which the snapshots are copied in the background."
-    )
-    verify: VerifyForm | None = Field(None, description="How often the snapshots are verified.")
-
-    @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
-        given = self.model_fields_set
-        if ("every" in given) == ("at" in given):
-            raise ValueError("write either every: 15min or at: daily 03:00")
-        if self.one_failure_in is not None and not self.automatic:
-            raise ValueError("one_failure_in has no effect without every: auto")
-        if self.group and not self.memory:
-            raise ValueError("a group snapshot always includes memory; remove memory: no")
-        if self.group and self.automatic:
-            raise ValueError("auto is computed per guest; for a group, use an interval like 1h")
-        return self
-
-    @property
-    def automatic(self) -> bool:
-        """Whether the file sets every: auto."""
-        return "every" in self.model_fields_set and self.every is None
-
-    @property
-    def failure(self) -> float:
-        """The value of `one_failure_in` or its default, in seconds."""
-        return self.one_failure_in or FAILURE
-
+from vmckpt.units import Seconds, parse_seconds
 
 _EVACUATION = Evacuation()
 _Labels = dict[str, str]
@@ -307,10 +195,8 @@ class ProtectForm(Section):
 
 DOWNTIME = Seconds(0.3)
 """The default of max_downtime, the same as QEMU's."""
-CACHE = Bytes(64 << 20)
-"""The default size of the xbzrle cache, the same as QEMU's."""
 
-_RETRIES, _STALL = model.Retries(), model.Stall()
+_RETRIES = model.Retries()
 
 Labels = Annotated[dict[str, str], Field(min_length=1)]
 
@@ -376,135 +262,6 @@ class RetriesForm(Section):
         _RETRIES.factor, description="Factor by which each pause is longer than the previous one."
     )
     longest_wait: Time = Field(_RETRIES.longest_wait, description="Longest pause.")
-
-
-class StallForm(Section):
-    """When a migration counts as stalled."""
-
-    window: Time = Field(
-        _STALL.window,
-        description="Stalled if the remaining memory has not reached a new low for this long.",
-    )
-    margin: Part = Field(
-        _STALL.margin, description="A new low must be below the last low by at least this share."
-    )
-    smoothing: Part = Field(
-        _STALL.smoothing, description="Weight of the newest sample in the average bandwidth."
-    )
-    patience: Time = Field(
-        _STALL.patience, description="How long a switchover waits for a moment with little to send."
-    )
-
-
-class WhenForm(Section):
-    """When a rule acts; all conditions must hold."""
-
-    iteration: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
-        None, description="The current pass over memory has at least this number."
-    )
-    stalled_for: Time | None = Field(
-        None, description="The remaining memory has not reached a new low for this long."
-    )
-    dirty_over_bandwidth: Ratio | None = Field(
-        None, description="At least this share of what the last pass sent is dirty again."
-    )
-    precopy_excess: Ratio | None = Field(
-        None,
-        description="Compared with a switch to post-copy now, pre-copy would send at least this"
-        " much more, as a share of what the first pass sent.",
-    )
-    expected_downtime_above: Time | None = Field(
-        None, description="A switchover now would pause the guest for longer than this."
-    )
-    expected_downtime_below: Time | None = Field(
-        None, description="A switchover now would pause the guest for less than this."
-    )
-    time_used: TimeUsedValue | None = Field(
-        None, description="This much time, or this share of the time limit, has been used."
-    )
-    remaining_above: Size | None = Field(None, description="More than this is left to send.")
-    remaining_below: Size | None = Field(None, description="Less than this is left to send.")
-
-
-class RaiseForm(Section):
-    """How the allowed downtime grows."""
-
-    by: Downtime = Field(description="The increase, once per pass.")
-    to: Downtime = Field(description="The upper limit.")
-
-
-class ThrottleForm(Section):
-    """How much CPU time is taken from a guest that writes too fast."""
-
-    initial: PerCent = Field(20, description="Per cent of CPU time taken from the guest at first.")
-    increment: PerCent = Field(10, description="Per cent added whenever there is no progress.")
-    at_most: PerCent = Field(60, description="The upper limit, in per cent.")
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.initial > self.at_most:
-            raise ValueError(f"initial {self.initial} is more than at_most {self.at_most}")
-        return self
-
-
-_PAGE = 4096
-
-
-class CompressForm(Section):
-    """Sending only differences from previously sent pages."""
-
-    cache: Size = Field(CACHE, description="Memory on the source for copies of sent pages.")
-
-    @field_validator("cache")
-    @classmethod
-    def _as_qemu_wants(cls, cache: Bytes) -> Bytes:
-        """Require a power of two, at least one page; otherwise QEMU fails during the migration."""
-        if cache >= _PAGE and cache & (cache - 1) == 0:
-            return cache
-        nearest = max(_PAGE, 1 << (max(1, cache).bit_length() - 1))
-        raise ValueError(f"must be a power of two, such as {show_bytes(Bytes(nearest))}")
-
-
-class DoForm(Section):
-    """An action that takes values; exactly one must be given."""
-
-    raise_downtime: RaiseForm | None = Field(None, description="Allow a longer downtime.")
-    auto_converge: ThrottleForm | None = Field(None, description="Slow the guest down.")
-    compress: CompressForm | None = Field(
-        None, description="Send only differences from previously sent pages (xbzrle)."
-    )
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        given = sum(getattr(self, name) is not None for name in WITH_VALUES)
-        if given != 1:
-            raise ValueError("a rule must have exactly one action; write one rule per action")
-        return self
-
-
-def _kind_of_do(value: Any) -> str:
-    return "(values)" if isinstance(value, dict | DoForm) else "(word)"
-
-
-class RuleForm(Section):
-    """A rule: an action, and when it is taken."""
-
-    name: Text | None = Field(None, description="Name of the rule in reports.")
-    when: WhenForm = Field(WhenForm(), description="Conditions that must all hold; empty: always.")
-    do: Annotated[
-        Annotated[PlainWord, Tag("(word)")] | Annotated[DoForm, Tag("(values)")],
-        Discriminator(_kind_of_do),
-    ] = Field(description="The action.")
-
-
-class ConvergeForm(Section):
-    """What is done about a guest that writes faster than the network can send."""
-
-    stall: StallForm = Field(StallForm(), description="When a migration counts as stalled.")
-    rules: list[RuleForm] = Field(
-        [],
-        description="Checked in order at each sample; the first applicable rule acts.",
-    )
 
 
 class TransportForm(Section):

@@ -103,6 +103,8 @@ def _wrong_in_mode(policy: Policy, rule: Rule) -> str | None:
             f"start_postcopy is not possible in mode {policy.mode};"
             " write mode: hybrid, or remove the rule"
         )
+    if rule.when.lowest_cost is not None and not isinstance(rule.do, StartPostcopy):
+        return "lowest_cost chooses the moment of a switch; write do: start_postcopy"
     return None
 
 
@@ -155,7 +157,7 @@ def _implies(when: RuleCondition, other: RuleCondition) -> bool:
             mine, needed = getattr(when, key), getattr(other, key)
             if needed is not None and (mine is None or sign * mine < sign * needed):
                 return False
-    return True
+    return other.lowest_cost in (None, when.lowest_cost)
 
 
 def _limits(policy: Policy) -> Iterator[Complaint]:

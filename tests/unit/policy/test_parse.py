@@ -25,6 +25,7 @@ from vmckpt.policy.model import (
     Stall,
     StartPostcopy,
     Storage,
+    SwitchCost,
     Throttle,
     Tls,
     Transport,
@@ -55,6 +56,20 @@ def test_a_good_policy_is_read_whole() -> None:
     )
     assert found.on_failure is OnFailure.RETRY
     assert (found.recover_for, found.probe) == (S(300), S(0))
+
+
+def test_the_weights_of_a_switch_are_read_and_have_defaults() -> None:
+    text = LEAST + "converge: {rules: [{when: {lowest_cost: %s}, do: %s}]}\n"
+
+    (rule,) = policy(text % ("{total_time: 2, lost_work: 0}", "start_postcopy")).rules
+    assert rule.when.lowest_cost == SwitchCost(total_time=2, postcopy_time=0.5, lost_work=0)
+    assert explain.condition_text(rule.when) == (
+        "post-copy now has the lowest cost (total time × 2 + post-copy × 0.5 + lost work × 0)"
+    )
+    with pytest.raises(PolicyError, match="total_time must be more than 0"):
+        policy(text % ("{total_time: 0}", "start_postcopy"))
+    with pytest.raises(PolicyError, match="write do: start_postcopy"):
+        policy(text % ("{total_time: 2}", "pause"))
 
 
 def test_its_rules_are_read_with_their_units_and_numbered_where_they_have_no_name() -> None:
@@ -208,9 +223,11 @@ def _mapping(**right: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
     return st.one_of(optional, optional, optional, optional, merged)
 
 
+_weight = st.integers(0, 2)
 _when = _mapping(
     iteration=st.integers(1, 9), stalled_for=_time, dirty_over_bandwidth=_share,
     precopy_excess=_share, expected_downtime_above=_time, expected_downtime_below=_time,
+    lowest_cost=_mapping(total_time=_weight, postcopy_time=_weight, lost_work=_weight),
     time_used=st.one_of(_time, _share), remaining_above=_size, remaining_below=_size,
 )  # fmt: skip
 _do = st.one_of(

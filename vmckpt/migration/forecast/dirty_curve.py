@@ -8,7 +8,7 @@ miss convergence that does.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from vmckpt.units import BytesPerSecond, Seconds
@@ -29,6 +29,8 @@ class DirtyCurve:
     points: tuple[tuple[float, float], ...] = ()
     memory: float = field(default=float("inf"))
     """The guest's memory, in bytes: the upper bound of the curve."""
+    in_use: float = field(default=float("inf"))
+    """Bytes of pages that are not all zero; infinite if unknown."""
 
     def with_point(self, time: float, dirtied: float) -> "DirtyCurve":
         """Return the curve with one more point, which replaces earlier points at about the same
@@ -36,7 +38,7 @@ class DirtyCurve:
         if time <= 0:
             return self
         kept = [(t, u) for t, u in self.points if not 0.8 < t / time < 1.25]
-        return DirtyCurve((*kept, (time, dirtied)), self.memory)
+        return replace(self, points=(*kept, (time, dirtied)))
 
     def within(self, time: float) -> float:
         """Return U(time) in bytes: linear between the points, extrapolated beyond the last one."""

@@ -21,6 +21,7 @@ from vmckpt.migration.forecast.simulator import (
     World,
     simulate,
 )
+from vmckpt.migration.run.progress import UNKNOWN
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint, LinkSeen, Mode
 from vmckpt.policy.model import Policy
@@ -116,7 +117,9 @@ class Facts:
         """Return a possible dirtying curve: the lowest for `share` 0, the highest for 1."""
         if not self.dirty:
             # Unknown: between no writes and all memory within a second.
-            return DirtyCurve(((1.0, share * self.in_use.high),), float(self.memory))
+            return DirtyCurve(
+                ((1.0, share * self.in_use.high),), float(self.memory), self.in_use.at(share)
+            )
         sign = 2 * share - 1
         points = [
             (one.time, max(0.0, one.dirtied * (1 + sign * DIRTY_MODEL) + sign * one.error))
@@ -128,7 +131,11 @@ class Facts:
         bound = max(most, self.in_use.high + share * (self.memory - self.in_use.high))
         beyond = min(bound, most + share * slope * (_FAR - 1) * last)
         reached = last + (beyond - most) / slope if slope > 0 and beyond > most else last * _FAR
-        return DirtyCurve((*points, (reached, beyond), (2 * reached, beyond)), float(self.memory))
+        return DirtyCurve(
+            (*points, (reached, beyond), (2 * reached, beyond)),
+            float(self.memory),
+            self.in_use.at(share),
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -229,6 +236,7 @@ def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
             in_use=facts.in_use.at(busy),
             memory=float(facts.memory),
             curve=facts.curve(busy),
+            known=facts.curve(0.5) if facts.dirty else UNKNOWN,
             bandwidth=max(1.0, bandwidth.at(1 - slow)),
             later_bandwidth=max(1.0, later.at(1 - held)),
             postcopy_bandwidth=max(1.0, postcopy.at(1 - slow)),

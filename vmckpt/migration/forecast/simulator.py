@@ -26,7 +26,7 @@ from vmckpt.migration.run.actions import (
     says,
 )
 from vmckpt.migration.run.decide import AppliedActions, RunTerms, Verdict, decide
-from vmckpt.migration.run.progress import PassHistory, seen
+from vmckpt.migration.run.progress import UNKNOWN, PassHistory, seen
 from vmckpt.model.migration import AutoConverge, JobPhase, JobSample, Mode
 from vmckpt.policy.model import RuleCondition
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
@@ -45,6 +45,9 @@ class World:
     """Bytes of pages that are not all zero."""
     memory: float
     curve: DirtyCurve
+    """What the guest writes."""
+    known: DirtyCurve = UNKNOWN
+    """What the rules know of it."""
     bandwidth: float
     """Bytes per second in the first pass, in which the target must allocate every page."""
     later_bandwidth: float
@@ -360,7 +363,7 @@ def _by_time(when: RuleCondition) -> bool:
     """Return whether a rule may begin to hold in the middle of a pass."""
     given = (
         when.stalled_for, when.time_used, when.time_share, when.remaining_above,
-        when.remaining_below,
+        when.remaining_below, when.lowest_cost,
     )  # fmt: skip
     return any(one is not None for one in given)
 
@@ -387,7 +390,7 @@ def simulate(world: World, terms: RunTerms, start: Start | None = None) -> Simul
             return ended if ended is not None else run.play(one)
     else:
         track, done = (
-            PassHistory(began=Seconds(0.0)),
+            PassHistory(began=Seconds(0.0), curve=world.known),
             AppliedActions(max_downtime=terms.max_downtime),
         )
         run = _Run(world, terms, world.setup, track, done)

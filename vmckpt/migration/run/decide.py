@@ -29,6 +29,7 @@ from vmckpt.migration.run.actions import (
     SwitchToPostcopy,
 )
 from vmckpt.migration.run.progress import PassHistory
+from vmckpt.migration.run.switch_moment import Network, PassNow, best_now
 from vmckpt.model.migration import JobPhase, Mode
 from vmckpt.policy.model import (
     Compress,
@@ -40,6 +41,7 @@ from vmckpt.policy.model import (
     Rule,
     RuleCondition,
     StartPostcopy,
+    SwitchCost,
     Throttle,
 )
 from vmckpt.units import GIB, Bytes, Seconds, show_bytes, show_seconds
@@ -280,6 +282,8 @@ def _conditions(
         )
     if when.precopy_excess is not None:
         found.append(_excess(when.precopy_excess, track, done))
+    if when.lowest_cost is not None:
+        found.append(_lowest_cost(when.lowest_cost, terms, track, done))
     if when.expected_downtime_above is not None or when.expected_downtime_below is not None:
         found.append(_expected(when, track))
     if when.time_used is not None:
@@ -304,6 +308,33 @@ def _excess(bound: float, track: PassHistory, done: AppliedActions) -> str | Non
     if more == float("inf"):
         return f"pre-copy never reaches a downtime of {show_seconds(done.max_downtime)}"
     return f"completing pre-copy would resend {more:.0%} of the first pass"
+
+
+def _lowest_cost(
+    weights: SwitchCost, terms: RunTerms, track: PassHistory, done: AppliedActions
+) -> str | None:
+    """Unknown writes are no reason for a switch: without a measurement, not in the first pass."""
+    if track.last is None or not track.passes or not track.bandwidth or not track.curve.points:
+        return None
+    here, allowed = track.passes[-1], terms.policy.limits.postcopy_bandwidth
+    # Zero pages count as remaining, but cost almost nothing. All of them are in the first pass.
+    used = min(1.0, track.curve.in_use / max(1, here.size)) if here.number == 1 else 1.0
+    now = best_now(
+        track.curve,
+        PassNow(
+            size=used * here.size, left=used * track.last.remaining,
+            elapsed=Seconds(track.last.at - here.began),
+        ),
+        Network(precopy=track.bandwidth, postcopy=min(track.bandwidth, allowed or track.bandwidth)),
+        done.max_downtime,
+        weights,
+    )  # fmt: skip
+    if now is None:
+        return None
+    return (
+        f"a switch now costs least: {show_seconds(now.postcopy)} in post-copy,"
+        f" {show_seconds(now.lost)} of the guest's work lost"
+    )
 
 
 def _expected(when: RuleCondition, track: PassHistory) -> str | None:

@@ -9,7 +9,7 @@ from vmckpt.migration.run import actions
 from vmckpt.migration.run import decide as run_decide
 from vmckpt.migration.run.decide import AppliedActions, decide
 from vmckpt.migration.run.progress import PassHistory
-from vmckpt.policy.model import GiveUp, RuleCondition
+from vmckpt.policy.model import GiveUp, RuleCondition, SwitchCost
 from vmckpt.units import MIB, Bytes, Seconds
 
 DONE = AppliedActions(max_downtime=Seconds(0.1))
@@ -34,6 +34,9 @@ FOUR = on_its_way(100, 50, 50, 50, now=9.0)
 THIRTY = on_its_way(100, 50, now=3.0, curve=[(0.5, 30), (2, 50)])
 # Passes of 50, 30, 18, 10.8, 6.5 MiB; 10 MiB go within the limit: 50 + … are sent again.
 SHRINKING = on_its_way(100, 50, now=3.0, curve=[(0.5, 30), (10, 600)])
+UNMEASURED = on_its_way(100, now=3.0)
+BUSY = on_its_way(100, now=0.5, curve=[(0.5, 90), (2, 100)])
+PARTLY = on_its_way(100, now=0.5, curve=[(0.5, 30), (2, 40)])
 LEVEL = on_its_way(100, 50, now=3.0, curve=[(0.5, 50), (2, 50)])
 
 CASES: list[tuple[RuleCondition, PassHistory, dict[str, Any], bool]] = [
@@ -51,6 +54,11 @@ CASES: list[tuple[RuleCondition, PassHistory, dict[str, Any], bool]] = [
     (RuleCondition(precopy_excess=0.8), SHRINKING, {}, False),
     (RuleCondition(precopy_excess=99.0), LEVEL, {}, True),
     (RuleCondition(precopy_excess=0.0), on_its_way(100, now=3.0), {}, False),
+    (RuleCondition(lowest_cost=SwitchCost()), LEVEL, {}, True),
+    (RuleCondition(lowest_cost=SwitchCost()), BUSY, {}, True),
+    (RuleCondition(lowest_cost=SwitchCost(postcopy_time=50.0)), PARTLY, {}, False),
+    (RuleCondition(lowest_cost=SwitchCost()), UNMEASURED, {}, False),
+    (RuleCondition(lowest_cost=SwitchCost()), NOTHING, {}, False),
     (RuleCondition(expected_downtime_above=s(0.29)), THIRTY, {}, True),
     (RuleCondition(expected_downtime_above=s(0.31)), THIRTY, {}, False),
     (RuleCondition(expected_downtime_below=s(0.31)), THIRTY, {}, True),
@@ -100,6 +108,9 @@ def test_all_that_held_is_said() -> None:
     )
     assert why(RuleCondition(precopy_excess=0.6), SHRINKING) == (
         "completing pre-copy would resend 65% of the first pass"
+    )
+    assert why(RuleCondition(lowest_cost=SwitchCost()), LEVEL) == (
+        "a switch now costs least: 500 ms in post-copy, 500 ms of the guest's work lost"
     )
     assert (
         why(RuleCondition(expected_downtime_above=s(0.1)), THIRTY)
