@@ -34,8 +34,9 @@ from vmckpt.units import Seconds
 
 _AS_JSON = (
     orders.CreateOrder, orders.PutBackOrder, orders.RestoreOrder, orders.UnrestoreOrder,
-    orders.ReplicaOrder, cleanup_orders.FinishOrder, cleanup_orders.DiscardOrder, LineOrder,
-    PolicyOverrides, Finding, Protection, request.Taken, request.Restored, Settled,
+    orders.ReplicaOrder, orders.CountOrder, cleanup_orders.FinishOrder,
+    cleanup_orders.DiscardOrder, LineOrder, PolicyOverrides, Finding, Protection, request.Taken,
+    request.Restored, Settled,
 )  # fmt: skip
 _TO_JSON = (
     network_hold.HoldUndo, fs_freeze.FsFreezeUndo, migration_settings.Undo, live.DiskUndo,

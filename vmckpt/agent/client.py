@@ -69,6 +69,25 @@ async def cached_command(host: Host) -> tuple[str, ...]:
     return words
 
 
+async def find_installed(remote: Remote) -> tuple[str, ...] | None:
+    """Return the command that starts an agent on a host; None if no agent is installed.
+
+    Changes nothing. Raises RemoteError.
+    """
+    found, name = _known.setdefault(asyncio.get_running_loop(), {}), remote.host.name
+    at, words = found.get(name, (-_FRESH, ()))
+    if time.monotonic() - at < _FRESH:
+        return words
+    known = await _found(remote)
+    if known is None:
+        parcel = _parcel(remote.host, await _bundle(remote.host))
+        if await agent_install.inspect_agent(remote, parcel) is not None:
+            return None
+        known = (parcel.launcher,)
+    found[name] = (time.monotonic(), known)
+    return known
+
+
 async def ensure_agent(host: Host) -> tuple[str, ...]:
     """Return the command that starts an agent on a host; install the agent if necessary.
 
@@ -195,14 +214,17 @@ async def run_order(
     emit: Emit,
     stop: asyncio.Event,
     answer: Answer = _nothing,
+    *,
+    remote: Remote | None = None,
 ) -> dict[str, Any]:
     """Have an agent on `host` carry out an order. Returns the agent's result.
 
-    `answer` answers the agent's requests; setting `stop` asks the agent to stop. Raises the error
+    `answer` answers the agent's requests; setting `stop` asks the agent to stop. `remote`: a login
+    to use; None: the agent has its own. Raises the error
     that the agent reports. Raises RemoteError if the agent exits without a result or sends an
     invalid message; it is then unknown how much of the order was carried out.
     """
-    async with AgentProcess(host, await cached_command(host)) as agent:
+    async with AgentProcess(host, await cached_command(host), remote) as agent:
         await agent.send(order)
         stopping = asyncio.create_task(_pass_on(stop, agent))
         try:

@@ -58,6 +58,7 @@ def main() -> None:
 
 
 ORDERS = {
+    "count-writes": ("orders:CountOrder", "written_pages:count"),
     "create": ("orders:CreateOrder", "snapshot.create:create"),
     "discard": ("cleanup_orders:DiscardOrder", "restore.files:discard"),
     "finish-lazy": ("cleanup_orders:FinishOrder", "restore.lazy:finish"),

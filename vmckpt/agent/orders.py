@@ -234,3 +234,23 @@ class ReplicaOrder:
     def from_json(cls, told: Mapping[str, Any]) -> "ReplicaOrder":
         """Parse an order from its JSON. Raises KeyError, TypeError."""
         return cls(**{key: value for key, value in told.items() if key != "do"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountOrder:
+    """Count the pages that a guest writes. Ends early, with a last count, if asked to stop."""
+
+    guest: str
+    """UUID of the guest."""
+    uri: str
+    host: str
+    times: tuple[float, ...]
+    """Seconds after which the pages are counted, ascending."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "do": "count-writes"}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "CountOrder":
+        """Parse an order from its JSON. Raises KeyError, TypeError."""
+        return cls(**_fields(told, "times"))

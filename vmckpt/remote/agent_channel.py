@@ -47,10 +47,11 @@ class AgentProcess:
     otherwise, it is killed.
     """
 
-    def __init__(self, host: Host, args: Sequence[str]) -> None:
+    def __init__(self, host: Host, args: Sequence[str], remote: Remote | None = None) -> None:
+        """`remote`: a login to use, which stays open; None: the process has its own."""
         self.host = host
         self._args = tuple(args)
-        self._remote: Remote | None = None
+        self._shared, self._remote = remote, None if remote else _login(host)
         self._streams: _Streams | None = None
         self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._unheard = 0
@@ -62,9 +63,8 @@ class AgentProcess:
 
     async def __aenter__(self) -> "AgentProcess":
         """Start the process. Raises RemoteError if the start fails."""
-        if self.host.ssh is not None:
-            self._remote = Remote(self.host)
-            self._streams = _Channel(await self._remote.channel(self._args))
+        if (remote := self._shared or self._remote) is not None:
+            self._streams = _Channel(await remote.channel(self._args))
         else:
             self._streams = await asyncio.to_thread(_Process, self.host, self._args)
         loop, streams = asyncio.get_running_loop(), self._streams
@@ -159,6 +159,10 @@ class AgentProcess:
             host=self.host.name,
             hint=f"run vmckpt doctor {self.host.name}",
         )
+
+
+def _login(host: Host) -> Remote | None:
+    return None if host.ssh is None else Remote(host)
 
 
 def _tell(

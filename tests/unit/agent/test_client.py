@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from vmckpt.agent import bundle, client
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import agent_install
+from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, Seconds, show_bytes
 
 __all__ = ["sshd", "versions"]
@@ -143,6 +145,19 @@ async def test_an_agent_is_brought_to_a_host_once_and_that_is_told(
     told = [one.message for one in caplog.records if one.name == "vmckpt.installing"]
     assert told == [f"installing the agent on alpha ({show_bytes(size)})"]
     assert machine.versions.stat().st_mode & 0o777 == 0o700
+
+
+async def test_an_agent_that_is_not_needed_is_found_but_not_brought(machine: Machine) -> None:
+    async with Remote(machine.host) as remote:
+        assert await client.find_installed(remote) is None
+        assert machine.installers == []
+
+        brought = await client.ensure_agent(machine.host)
+        assert await client.find_installed(remote) == brought
+        # It is not looked for again soon, by orders neither.
+        shutil.rmtree(machine.versions)
+        assert await client.find_installed(remote) == brought
+        assert await client.cached_command(machine.host) == brought
 
 
 async def test_orders_that_come_at_once_bring_it_once(machine: Machine) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.restore_orders import order
 from vmckpt.agent import main
 from vmckpt.agent.orders import (
+    CountOrder,
     CreateOrder,
     PutBackOrder,
     ReplicaOrder,
@@ -34,6 +35,7 @@ UNRESTORE = UnrestoreOrder(
 REPLICA = ReplicaOrder(
     what="begin", guest="u-1", uri="", host="alpha", images={"vda": ["/vda", "raw"]}, files=["/f"]
 )
+COUNT = CountOrder(guest="u-1", uri="", host="alpha", times=(0.1, 1.0))
 
 
 def restore_order(**more: Any) -> RestoreOrder:
@@ -43,7 +45,7 @@ def restore_order(**more: Any) -> RestoreOrder:
 
 @pytest.mark.parametrize(
     "told",
-    [CREATE, PUT_BACK, restore_order(), UNRESTORE, REPLICA],
+    [CREATE, PUT_BACK, restore_order(), UNRESTORE, REPLICA, COUNT],
     ids=lambda it: type(it).__name__,
 )
 def test_an_order_is_read_as_it_was_given_by_whoever_carries_out_its_kind(told: Any) -> None:

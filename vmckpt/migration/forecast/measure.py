@@ -1,5 +1,8 @@
 """Measure what a forecast needs, on both hosts concurrently. A failed measurement is not an error.
 
+An agent on the source counts the pages that the guest writes. At the same time, pages are sampled:
+the samples show how much memory is in use, and replace the counts where writes cannot be tracked.
+
 The first measurement takes about a second. The guest may write so much that a longer measurement
 would change the forecast. Its writes are then measured again, for at most the duration of the first
 pass.
@@ -16,7 +19,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.migration_history import PastMove
-from vmckpt.migration.forecast import history
+from vmckpt.migration.forecast import history, tracked_writes
 from vmckpt.migration.forecast.dirty_curve import saturates
 from vmckpt.migration.forecast.forecast import Facts, Range
 from vmckpt.migration.plan.host_facts import Remotes
@@ -25,6 +28,7 @@ from vmckpt.model.host import Host
 from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen
 from vmckpt.policy.model import Policy, Tls
 from vmckpt.remote import measure as remote
+from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
 
 T = TypeVar("T")
@@ -32,6 +36,9 @@ T = TypeVar("T")
 _FIRST = (0.1, 0.25, 0.5, 1.0)
 # When a longer measurement is read, as fractions of its duration.
 _LONGER = (0.12, 0.25, 0.45, 0.7, 1.0)
+_SOON, _TRACKING_LIMIT = Seconds(1.1), Seconds(2.0)
+"""Samples take about as long as this. Counts end then, and are given up if the agent hangs."""
+_COUNTED, _SAMPLES = "counted by write tracking", "from sampled pages"
 # If less than this share of the memory in use can change in the first pass, one second of
 # measurement is enough.
 _MATTERS = 0.15
@@ -49,6 +56,8 @@ class _Memory:
     basis: tuple[str, ...]
     sampled: bool
     """Whether the guest's pages could be sampled, and can therefore be sampled again."""
+    tracked: bool = False
+    """Whether the guest's writes could be tracked, and can therefore be tracked again."""
 
 
 class Links:
@@ -123,6 +132,8 @@ async def measure(
     longer = worthwhile_probe(facts, policy, probe)
     if longer is None:
         return facts
+    if memory.tracked and remotes is not None:
+        return await _track_longer(facts, remotes[0], guest, longer)
     return await _look_longer(facts, source, guest, remotes if memory.sampled else None, longer)
 
 
@@ -136,7 +147,7 @@ def worthwhile_probe(facts: Facts, policy: Policy, probe: Seconds) -> Seconds | 
     first = facts.in_use.middle / bandwidth
     known = max((one.time for one in facts.dirty), default=0.0)
     longer = min(float(probe), first)
-    if not facts.dirty or longer < 1.5 * known:
+    if not facts.dirty or longer < 1.5 * max(known, _FIRST[-1]):
         return None
     if saturates([(one.time, one.dirtied) for one in facts.dirty]):
         return None
@@ -167,20 +178,42 @@ async def _link(remotes: Remotes | None, target: Host) -> LinkSeen | None:
 async def _memory(
     source: Hypervisor, guest: Guest, remotes: Remotes | None, probe: Seconds
 ) -> _Memory:
-    """Measure memory by sampling its pages; if that fails, use counts of the kernel and libvirt."""
+    """Measure memory by tracking writes and sampling pages.
+
+    If sampling fails, use counts of the kernel and libvirt.
+    """
     error: str | None = "ssh logins to both hosts are required"
+    counted: tuple[DirtyPoint, ...] | None = None
     if remotes is not None:
         times = [one for one in _FIRST if one <= probe]
-        seen, error = await _try(remote.memory(remotes[0], guest, times), _MEMORY_LIMIT)
+        (seen, error), (counted, why) = await asyncio.gather(
+            _try(remote.memory(remotes[0], guest, times), _MEMORY_LIMIT),
+            _try(_tracked(remotes[0], guest, times), _TRACKING_LIMIT),
+        )
         if seen is not None:
-            return _sampled(seen)
+            known = _sampled(seen)
+            if counted:
+                basis = (known.basis[0], *_written(counted, _COUNTED))
+                return replace(known, dirty=counted, basis=basis, tracked=True)
+            untracked = (f"writes not tracked: {why}",) if times else ()
+            return replace(known, basis=(*known.basis, *untracked))
+    reason = f"pages of {guest.name} were not sampled: {error}"
+    if counted:
+        in_use, words = await _counted(source, guest, remotes)
+        return _Memory(
+            in_use=in_use, tail=(), dirty=counted, sampled=False, tracked=True,
+            basis=(reason, words, *_written(counted, _COUNTED)),
+        )  # fmt: skip
     (in_use, words), (dirty, dirty_words) = await asyncio.gather(
         _counted(source, guest, remotes), _rated(source, guest, probe)
     )
-    reason = f"pages of {guest.name} were not sampled: {error}"
     return _Memory(
         in_use=in_use, tail=(), dirty=dirty, basis=(reason, words, dirty_words), sampled=False
     )
+
+
+async def _tracked(source: Remote, guest: Guest, times: Sequence[float]) -> tuple[DirtyPoint, ...]:
+    return await tracked_writes.count(source, guest, times, _SOON) if times else ()
 
 
 def _sampled(seen: MemorySeen) -> _Memory:
@@ -195,19 +228,19 @@ def _sampled(seen: MemorySeen) -> _Memory:
         basis=(
             f"{show_bytes(seen.in_use)} of {show_bytes(seen.size)} in use,"
             f" from {seen.samples} sampled pages",
-            *_written(seen.dirtied),
+            *_written(seen.dirtied, _SAMPLES),
         ),
         sampled=True,
     )
 
 
-def _written(dirty: Sequence[DirtyPoint]) -> tuple[str, ...]:
+def _written(dirty: Sequence[DirtyPoint], how: str) -> tuple[str, ...]:
     if not dirty:
         return ()
     last = max(dirty, key=lambda one: one.time)
     return (
         f"{show_bytes(last.dirtied)} written within {show_seconds(last.time)}"
-        f" ({show_rate(last.dirtied / last.time)}), from sampled pages",
+        f" ({show_rate(last.dirtied / last.time)}), {how}",
     )
 
 
@@ -258,4 +291,19 @@ async def _look_longer(
     if not found:
         words = f"writes not measured again: {error}"
         return replace(facts, basis=(*facts.basis, words))
-    return replace(facts, dirty=(*facts.dirty, *found), basis=(*facts.basis, *_written(found)))
+    basis = _written(found, _SAMPLES if remotes is not None else "as sampled by libvirt")
+    return replace(facts, dirty=(*facts.dirty, *found), basis=(*facts.basis, *basis))
+
+
+async def _track_longer(facts: Facts, source: Remote, guest: Guest, longer: Seconds) -> Facts:
+    """Return the facts with a second, longer count of the pages that the guest writes."""
+    times = [share * longer for share in _LONGER]
+    limit = Seconds(longer + _LATE)
+    found, error = await _try(tracked_writes.count(source, guest, times, limit), limit)
+    if not found:
+        return replace(facts, basis=(*facts.basis, f"writes not tracked again: {error}"))
+    # Both counts are exact, so a later one of about the same time adds nothing.
+    last = max(one.time for one in facts.dirty)
+    more = tuple(one for one in found if one.time > last)
+    words = _written(more, _COUNTED)
+    return replace(facts, dirty=(*facts.dirty, *more), basis=(*facts.basis, *words))

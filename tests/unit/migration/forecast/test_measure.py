@@ -10,7 +10,7 @@ from tests.support.worlds import facts, policy
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.migration.forecast import history
+from vmckpt.migration.forecast import history, tracked_writes
 from vmckpt.migration.forecast.forecast import Facts, forecast
 from vmckpt.migration.forecast.measure import Links, measure, worthwhile_probe
 from vmckpt.migration.plan.host_facts import Remotes
@@ -75,9 +75,11 @@ class World:
             "link": LINK, "memory": MEMORY, "resident": Bytes(120 * MIB),
             "dirtied": DirtyPoint(time=Seconds(1.0), dirtied=9.0 * MIB, error=4.0 * MIB),
             "process": Bytes(180 * MIB),
+            "count": RemoteError("alpha: vmckpt-agent is not installed"),
         }  # fmt: skip
         for name in ("link", "memory", "resident"):
             monkeypatch.setattr(remote, name, self.replies(name))
+        monkeypatch.setattr(tracked_writes, "count", self.replies("count"))
         monkeypatch.setattr(dirty_rate, "dirtied", self.replies("dirtied"))
         monkeypatch.setattr(dirty_rate, "resident", self.replies("process"))
 
@@ -177,6 +179,7 @@ async def test_a_probe_of_no_time_does_not_look_at_what_is_written(world: World)
     known = await look(probe=0)
 
     assert world.asked == [("link", HOST.ssh and HOST.ssh.address), ("memory", [])]
+    assert not any("track" in one for one in known.basis)
     assert known.dirty == ()
 
 
@@ -189,3 +192,55 @@ async def test_a_guest_that_goes_on_writing_is_looked_at_longer(world: World) ->
     assert len(times) == 2
     # Never longer than the first pass of about two seconds.
     assert 1.5 < times[1][-1] < 2.3
+
+
+async def test_pages_are_counted_where_writes_can_be_tracked(world: World) -> None:
+    world.answers["count"] = points((0.1, 3), (0.3, 6))
+
+    known = await look()
+
+    assert known.dirty == world.answers["count"]
+    assert known.in_use.width < 0.03
+    assert known.basis[1] == "6.0 MiB written within 300 ms (20 MiB/s), counted by write tracking"
+    assert not any("sampled pages" in one for one in known.basis[1:])
+
+
+async def test_the_reason_for_samples_is_told(world: World) -> None:
+    known = await look()
+
+    assert known.dirty == MEMORY.dirtied
+    assert "writes not tracked: alpha: vmckpt-agent is not installed" in known.basis
+    assert "from sampled pages" in known.basis[1]
+
+
+async def test_counts_need_no_samples(world: World) -> None:
+    world.answers["memory"] = RemoteError("alpha: no python3 there to measure with")
+    world.answers["count"] = points((0.1, 3), (0.3, 6))
+
+    known = await look()
+
+    assert known.in_use.high == 120 * MIB
+    assert known.dirty == world.answers["count"]
+    assert "dirtied" not in [name for name, _ in world.asked]
+
+
+async def test_a_guest_whose_writes_are_tracked_is_tracked_longer(world: World) -> None:
+    world.answers["count"] = points((0.3, 12), (0.5, 20))
+
+    known = await look(probe=60)
+
+    limits = [asked for name, asked in world.asked if name == "count"]
+    assert len(limits) == 2
+    assert limits[1] > limits[0]
+    assert [name for name, _ in world.asked].count("memory") == 1
+    # The second count says nothing new here.
+    assert known.dirty == world.answers["count"]
+
+
+async def test_a_short_count_is_long_enough_for_a_short_probe(world: World) -> None:
+    """Where the agent started late, the guest is not measured for another second."""
+    world.answers["count"] = points((0.1, 4), (0.3, 12))
+
+    await look(probe=1)
+
+    assert [name for name, _ in world.asked].count("count") == 1
