@@ -12,9 +12,9 @@ Four programs move every guest in turn, between the same two lab hosts and over 
 Each guest first moves there and back over an unlimited link, so that no program pays the cost of a
 first migration. All programs are measured from outside in the same way: the time from the first
 byte until the source has released the guest, and the longest silence that the observer recorded.
-The ideal time of a row is the amount of data that a switch after the first pass would send, divided
-by the bandwidth of the stream, both as measured in vmckpt's run. A migration that takes five times
-the ideal time is aborted and counts as not finished.
+The ideal time of a row is the guest's memory in use, as sent by the first pass, divided by the
+bandwidth of the stream, both as measured in vmckpt's run. A migration that takes five times as long
+as a switch after the first pass would take is aborted and counts as not finished.
 
     sudo .venv/bin/python bench/convergence.py [--rows 1,5] [--json bench/results/convergence.json]
 """
@@ -228,8 +228,8 @@ def turn(plan: LabPlan, place: str) -> tuple[list[Run], float]:
         run.whole = ledger.audit(plan, "web1").whole
         runs.append(run)
         if peer == "vmckpt":
-            ideal = (run.first_pass + run.left_after_it) / run.bandwidth
-            limit = 5 * ideal
+            ideal = run.first_pass / run.bandwidth
+            limit = 5 * (run.first_pass + run.left_after_it) / run.bandwidth
         print(
             f"  {peer:<10}{'' if run.finished else 'not finished '}{run.total:6.1f} s", flush=True
         )

@@ -11,6 +11,7 @@ from vmckpt.errors import RemoteError
 from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
+from vmckpt.migration.forecast import tracked_writes
 from vmckpt.migration.forecast.forecast import Facts
 from vmckpt.migration.forecast.measure import measure
 from vmckpt.model.guest import Guest
@@ -81,6 +82,24 @@ def test_what_is_measured_is_what_the_guest_and_the_link_do(bench: Bench) -> Non
     assert max(one.time for one in known.dirty) > 2
     assert all(one.dirtied < 75 * MIB for one in known.dirty)
     assert ":4921" not in bench.inside("beta", "ss", "-ltn")
+
+
+def test_an_agent_counts_the_pages_that_a_guest_writes(bench: Bench) -> None:
+    bench.guest(memory="256MiB", dirty="64MiB@20MiB/s")
+
+    async def count(_source: Hypervisor, here: Remote, guest: Guest) -> tuple[DirtyPoint, ...]:
+        return await tracked_writes.count(here, guest, [0.3, 1.0, 2.0], Seconds(60.0))
+
+    writes = Writes(bench)
+    counted = asked(bench, count)
+    written = writes.rate()
+
+    assert [round(one.time) for one in counted] == [0, 1, 2]
+    rising = [one.dirtied for one in counted]
+    assert rising == sorted(rising)
+    # Each page of the region once, and what the kernel and the ledgers of the guest write.
+    assert written < counted[-1].dirtied / counted[-1].time < 1.6 * written + 4 * MIB
+    assert counted[-1].dirtied < 75 * MIB
 
 
 def test_libvirt_and_the_kernel_tell_less_but_not_something_else(bench: Bench) -> None:
