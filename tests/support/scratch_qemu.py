@@ -38,7 +38,7 @@ _PROGRAM = bytes.fromhex(
     "72ee"  # then continue with es = bx
     "ebe4"  # otherwise count again
 )
-_ROM = _PROGRAM.ljust(0xFFF0, b"\0") + bytes.fromhex("ea000000f0").ljust(16, b"\0")
+_RESET = bytes.fromhex("ea000000f0").ljust(16, b"\0")
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")
 
 
@@ -55,10 +55,13 @@ class Scratch:
 
     def __init__(
         self, *, waits: bool = False, accelerator: str = "kvm", qemu: str = QEMU,
-        more: Sequence[str] = (), private: bool = False,
+        more: Sequence[str] = (), private: bool = False, size: int = SIZE,
+        program: bytes = _PROGRAM,
     ) -> None:  # fmt: skip
         """`waits`: the guest waits for device state, as a standby does. `more`: further arguments
-        of QEMU. `private`: its memory is no file, so that `file` and `memory` are not its own."""
+        of QEMU. `private`: its memory is no file, so that `file` and `memory` are not its own.
+        `size`: of its memory, in bytes. `program`: its program."""
+        self.size, self._program = size, program
         self._waits, self._accelerator, self._qemu = waits, accelerator, qemu
         self._more, self._private = more, private
         self._last_words = ""
@@ -69,10 +72,10 @@ class Scratch:
         ends = _WITH_US if shutil.which(_WITH_US[0]) else ()
         with tempfile.TemporaryDirectory(dir=_SHM, prefix="vmckpt-scratch-") as name, theirs:
             rom, ram = Path(name) / "rom", Path(name) / "ram"
-            rom.write_bytes(_ROM)
+            rom.write_bytes(self._program.ljust(0xFFF0, b"\0") + _RESET)
             self._process = subprocess.Popen(
                 [*ends, self._qemu, "-accel", self._accelerator,
-                 "-machine", "pc,memory-backend=pc.ram", "-m", "4",
+                 "-machine", "pc,memory-backend=pc.ram", "-m", f"{self.size}B",
                  "-nodefaults", "-display", "none", "-vga", "none", "-bios", str(rom),
                  "-object", self._backend(ram), *self._more,
                  "-chardev", f"socket,id=qmp,fd={theirs.fileno()}",
@@ -90,17 +93,17 @@ class Scratch:
                     raise HypervisorError(f"QEMU did not start: {self._said()}", host=self.host)
                 self.ask("qmp_capabilities")
                 self.file = os.open(ram, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-                os.ftruncate(self.file, SIZE)
+                os.ftruncate(self.file, self.size)
             except BaseException:
                 self._kill()
                 raise
-        self.memory = Mapping(self.file, SIZE, write=True)
+        self.memory = Mapping(self.file, self.size, write=True)
         return self
 
     def _backend(self, ram: Path) -> str:
         if self._private:
-            return "memory-backend-ram,id=pc.ram,size=4M"
-        return f"memory-backend-file,id=pc.ram,size=4M,mem-path={ram},share=on"
+            return f"memory-backend-ram,id=pc.ram,size={self.size}B"
+        return f"memory-backend-file,id=pc.ram,size={self.size}B,mem-path={ram},share=on"
 
     def __exit__(self, *_: object) -> None:
         self.memory.close()
@@ -129,7 +132,7 @@ class Scratch:
     @property
     def files(self) -> tuple[MemoryFile, ...]:
         """The guest's memory, as `memory_files.files` returns it."""
-        return (MemoryFile(("pc.ram",), SIZE, Path(f"/proc/self/fd/{self.file}")),)
+        return (MemoryFile(("pc.ram",), self.size, Path(f"/proc/self/fd/{self.file}")),)
 
     def count(self) -> int:
         """Return the program's counter."""
