@@ -1,8 +1,8 @@
 """Find the pages that changed in an epoch by comparing a guest's memory with its last copy.
 
 This works on every host, but takes time proportional to the memory size, not to the changes.
-Changed pages are copied aside while the guest is paused. The last copy stays unchanged until
-`settle`, so that differences from it can be sent.
+Changed pages are copied aside while the guest is paused. The caller writes them to the last copy
+afterwards, so that differences from it can be sent.
 """
 
 import os
@@ -43,7 +43,8 @@ class Changed:
 class CompareFinder:
     """Finds changed pages by comparison. Use as `with CompareFinder(live, last, most=n) as finder`.
 
-    The caller keeps the mappings open. For each epoch, call `prepare`, then `begin`, then `settle`.
+    The caller keeps the mappings open. For each epoch, call `prepare`, then `begin`, and then write
+    the pages that were copied aside to the last copy.
     """
 
     def __init__(self, live: Sequence[Mapping], last: Sequence[Mapping], *, most: int) -> None:
@@ -81,12 +82,6 @@ class CompareFinder:
 
         threading.Thread(target=run, name="comparing", daemon=True).start()
         return future
-
-    def settle(self, found: Sequence[Changed]) -> None:
-        """Write the changes to the last copy."""
-        for last, one in zip(self._last, found, strict=True):
-            last.pages[one.numbers] = one.pages
-            last.written[one.numbers] = True
 
     def _all(self) -> list[Changed]:
         together = zip(self._live, self._last, self._held, strict=True)

@@ -38,6 +38,11 @@ class Memory:
         (found,) = finder.begin().result()
         return found
 
+    def settle(self, found: Changed) -> None:
+        """What the caller of a finder does with the pages that were copied aside."""
+        self.last.pages[found.numbers] = found.pages
+        self.last.written[found.numbers] = True
+
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Memory]:
@@ -72,14 +77,14 @@ def test_the_last_copy_follows_whatever_is_written(
             assert found.count == len(different)
             assert (found.pages == memory.live.pages[found.numbers]).all()
             assert (memory.last.pages[found.numbers] == before[found.numbers]).all()
-            finder.settle([found])
+            memory.settle(found)
             assert (memory.last.pages == memory.live.pages).all()
 
 
 def test_a_page_that_became_a_hole_is_told_as_zeros(memory: Memory) -> None:
     with finder_of(memory) as finder:
         memory.write(5, 1)
-        finder.settle([memory.find(finder)])
+        memory.settle(memory.find(finder))
         os.truncate(memory.live.file, 0)
         os.truncate(memory.live.file, PAGES * PAGE)
         found = memory.find(finder)
