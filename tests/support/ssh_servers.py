@@ -57,6 +57,11 @@ class Sshd:
         self._transports: list[paramiko.Transport] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    @property
+    def logins(self) -> int:
+        """Number of connections so far."""
+        return len(self._lines)
+
     def _accept(self) -> None:
         while True:
             try:

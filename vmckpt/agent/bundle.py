@@ -21,30 +21,14 @@ from importlib import metadata, util
 from pathlib import Path, PurePosixPath
 
 import vmckpt
+from vmckpt.agent import waiting
 from vmckpt.errors import RemoteError
 from vmckpt.journal.location import state_folder
 from vmckpt.remote.agent_install import LAUNCHER, OURS
 from vmckpt.units import Bytes
 
-MODULES = (
-    "vmckpt.agent.main",
-    "vmckpt.agent.snapshot.create",
-    "vmckpt.agent.restore.files",
-    "vmckpt.agent.restore.lazy",
-    "vmckpt.agent.snapshot.transfer_parent_state",
-    "vmckpt.agent.snapshot.undo_create",
-    "vmckpt.agent.replication.main",
-    "vmckpt.agent.replication.orders",
-    "vmckpt.agent.restore.restore",
-    "vmckpt.agent.restore.lazy_server",
-    "vmckpt.agent.restore.undo_restore",
-    "vmckpt.agent.written_pages",
-    "vmckpt.capture.memory.undo_process",
-    "vmckpt.capture.network_hold_undo_process",
-    "vmckpt.replication.watchdog.process",
-    "vmckpt.store.backend.s3",
-)
-"""Modules that are started on hosts, and modules that these import only when needed."""
+MODULES = waiting.MODULES
+"""Modules that the bundle must contain."""
 DISTRIBUTIONS = (
     "annotated-types", "blake3", "boto3", "botocore", "cffi", "cryptography", "jmespath",
     "libvirt-python", "numpy", "psycopg", "psycopg-binary", "pydantic", "pydantic-core",

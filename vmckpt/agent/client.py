@@ -5,8 +5,11 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -50,23 +53,70 @@ print(bundle.vmckpt.__version__)'
 [ "$("$1" -P -c "$say" </dev/null 2>/dev/null)" = "$2" ] && echo "$1"
 """
 )
+# Carries out an order: passes the session to the agent that waits on the host, or starts an agent,
+# which then waits for further orders. Tells the controller if there is none. $1: the relay's text;
+# $2: our version; $3, $4: our interpreter and boot ID, as for _FIND; $5: seconds to wait;
+# $6: the key of our interpreter's agent; $7, $8: launcher and key of an installed bundle, or empty.
+_START = (
+    PROGRAMS
+    + r"""
+if [ "$(id -u)" = 0 ] && python=$(command -v python3); then
+    "$python" -I -S -c "$1" "installed $2" "$6" ${8:+"$8"}
+    status=$?; [ "$status" = 75 ] || exit "$status"
+fi
+[ -z "$7" ] || exec "$7" --wait "$8" "$5"
+if path=$(command -v vmckpt-agent) && [ "$("$path" --version </dev/null 2>/dev/null)" = "$2" ]
+then exec "$path" --wait "installed $2" "$5"; fi
+if [ -x "$3" ] && { [ "$(cat /proc/sys/kernel/random/boot_id)" = "$4" ] || ours "$3"; } &&
+    [ "$("$3" -P -c 'import vmckpt; print(vmckpt.__version__)' </dev/null 2>/dev/null)" = "$2" ]
+then exec "$3" -P -m vmckpt.agent.main --wait "$6" "$5" --whole; fi
+echo '{"absent":true}'
+"""
+)
+_WAITS = Seconds(300.0)
+"""How long an agent waits on a host for the next order."""
 _installing: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]]
 _installing = WeakKeyDictionary()
 """A lock per host, so that concurrent orders install the agent only once."""
 _FRESH = Seconds(60.0)
-_known: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, tuple[str, ...]]]]
+_known: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, str]]]
 _known = WeakKeyDictionary()
-"""For each host: when its agent was last found, and the command that starts the agent."""
+"""For each host on which a bundle had to be found: when that was, and the path of its launcher."""
+_seen: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, tuple[str, ...]]]]
+_seen = WeakKeyDictionary()
+"""For each host: when `find_installed` found its agent, and the command that starts the agent."""
 
 
-async def cached_command(host: Host) -> tuple[str, ...]:
-    """Return the result of `ensure_agent`, which takes half a second. Cached for a minute."""
+def _words(host: Host) -> tuple[str, ...]:
+    """Return the command that carries out an order on a host, as far as it is known here."""
+    if host.ssh is None:
+        return _here(host)
     found = _known.setdefault(asyncio.get_running_loop(), {})
-    at, words = found.get(host.name, (-_FRESH, ()))
+    at, launcher = found.get(host.name, (-_FRESH, ""))
     if time.monotonic() - at >= _FRESH:
-        words = await ensure_agent(host)
-        found[host.name] = (time.monotonic(), words)
-    return words
+        launcher = ""
+    return _start(launcher)
+
+
+def _start(launcher: str) -> tuple[str, ...]:
+    here = sys.executable
+    return (
+        "sh", "-c", _START, _NAME, _relay(), __version__, here, _boot(), f"{_WAITS:g}",
+        f"{here} {__version__}", launcher, launcher,
+    )  # fmt: skip
+
+
+@cache
+def _relay() -> str:
+    return resources.files("vmckpt.remote.scripts").joinpath("relay_order.py").read_text()
+
+
+async def _brought(host: Host) -> tuple[str, ...]:
+    """Install the agent on a host that has none. Returns the command for orders."""
+    launcher, *more = await ensure_agent(host)
+    found = _known.setdefault(asyncio.get_running_loop(), {})
+    found[host.name] = (time.monotonic(), launcher)
+    return _start("" if more else launcher)
 
 
 async def find_installed(remote: Remote) -> tuple[str, ...] | None:
@@ -74,7 +124,7 @@ async def find_installed(remote: Remote) -> tuple[str, ...] | None:
 
     Changes nothing. Raises RemoteError.
     """
-    found, name = _known.setdefault(asyncio.get_running_loop(), {}), remote.host.name
+    found, name = _seen.setdefault(asyncio.get_running_loop(), {}), remote.host.name
     at, words = found.get(name, (-_FRESH, ()))
     if time.monotonic() - at < _FRESH:
         return words
@@ -84,6 +134,8 @@ async def find_installed(remote: Remote) -> tuple[str, ...] | None:
         if await agent_install.inspect_agent(remote, parcel) is not None:
             return None
         known = (parcel.launcher,)
+        bundles = _known.setdefault(asyncio.get_running_loop(), {})
+        bundles[name] = (time.monotonic(), parcel.launcher)
     found[name] = (time.monotonic(), known)
     return known
 
@@ -224,24 +276,52 @@ async def run_order(
     that the agent reports. Raises RemoteError if the agent exits without a result or sends an
     invalid message; it is then unknown how much of the order was carried out.
     """
-    async with AgentProcess(host, await cached_command(host), remote) as agent:
-        await agent.send(order)
-        stopping = asyncio.create_task(_pass_on(stop, agent))
-        try:
-            while True:
-                told = await agent.receive()
-                with sensible(host):
-                    if "done" in told:
-                        return _mapping(told["done"])
-                    if "error" in told:
-                        raise error_from_json(_mapping(told["error"]), host.name)
-                    if "ask" in told:
-                        about = _mapping(told.get("about", {}))
-                        await agent.send(await answer(str(told["ask"]), about))
-                    elif "progress" in told:
-                        emit(_copied(_mapping(told["progress"])))
-        finally:
-            stopping.cancel()
+    asks = _Exchange(host, order, emit, stop, answer, remote)
+    done = await asks.attempt(_words(host))
+    if done is None:
+        done = await asks.attempt(await _brought(host))
+    if done is None:
+        raise RemoteError(
+            f"{host.name}: vmckpt-agent does not start",
+            host=host.name,
+            hint=f"run vmckpt doctor {host.name}",
+        )
+    return done
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """An order, and what to do with the agent's messages."""
+
+    host: Host
+    order: Mapping[str, Any]
+    emit: Emit
+    stop: asyncio.Event
+    answer: Answer
+    remote: Remote | None
+
+    async def attempt(self, words: Sequence[str]) -> dict[str, Any] | None:
+        """Have the order carried out. Returns None if the host has no agent."""
+        async with AgentProcess(self.host, words, self.remote) as agent:
+            await agent.send(self.order)
+            stopping = asyncio.create_task(_pass_on(self.stop, agent))
+            try:
+                while True:
+                    told = await agent.receive()
+                    with sensible(self.host):
+                        if "done" in told:
+                            return _mapping(told["done"])
+                        if "error" in told:
+                            raise error_from_json(_mapping(told["error"]), self.host.name)
+                        if "absent" in told:
+                            return None
+                        if "ask" in told:
+                            about = _mapping(told.get("about", {}))
+                            await agent.send(await self.answer(str(told["ask"]), about))
+                        elif "progress" in told:
+                            self.emit(_copied(_mapping(told["progress"])))
+            finally:
+                stopping.cancel()
 
 
 @contextmanager

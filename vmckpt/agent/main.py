@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from vmckpt.agent import waiting
 from vmckpt.agent.protocol import ControllerChannel, error_as_json
 from vmckpt.errors import BadInput, VmckptError
 from vmckpt.util import host_directories, stop_signals
@@ -27,9 +28,26 @@ log = logging.getLogger("vmckpt.agent")
 
 
 def main() -> None:
+    """Read one order and carry it out. Exits with the status of `carry_out_one`.
+
+    With `--wait KEY SECONDS`, also leaves a process behind that carries out further orders; see
+    `waiting`. With `--whole` in addition, tells the controller if modules are missing.
+    """
+    if sys.argv[1:2] == ["--wait"]:
+        loaded = waiting.load_all()
+        if loaded is not None:
+            waiting.leave_behind(sys.argv[2], float(sys.argv[3]), loaded, carry_out_one)
+        elif "--whole" in sys.argv:
+            sys.stdout.write('{"absent":true}\n')
+            sys.exit()
+        waiting.finish(carry_out_one())
+    sys.exit(carry_out_one())
+
+
+def carry_out_one() -> int:
     """Read one order and carry it out.
 
-    Exits with status 0 on success, and 1 after sending an error to the controller.
+    Returns 0 on success, and 1 after sending an error to the controller.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
     os.umask(0o022)  # QEMU needs access to some of our directories; private files set their mode
@@ -41,7 +59,7 @@ def main() -> None:
         done = _carry_out(channel)
     except VmckptError as exc:
         channel.send(error=error_as_json(exc))
-        sys.exit(1)
+        return 1
     # The controller must receive any error; context managers have undone the changes by now.
     except Exception as exc:
         log.exception("the order failed")
@@ -53,8 +71,9 @@ def main() -> None:
             failed = VmckptError(f"{where}{exc.strerror or exc}", hint=hint)
         failed.__cause__ = exc
         channel.send(error=error_as_json(failed))
-        sys.exit(1)
+        return 1
     channel.send(done=done)
+    return 0
 
 
 ORDERS = {

@@ -51,6 +51,8 @@ class AgentProcess:
         """`remote`: a login to use, which stays open; None: the process has its own."""
         self.host = host
         self._args = tuple(args)
+        self._name = args[3] if args[0] == "sh" else args[0]  # after "sh -c SCRIPT"
+        """Name of the process in errors."""
         self._shared, self._remote = remote, None if remote else _login(host)
         self._streams: _Streams | None = None
         self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -147,7 +149,7 @@ class AgentProcess:
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as exc:
             raise RemoteError(
-                f"{self.host.name}: invalid message from {self._args[0]}: {line[:80]!r}",
+                f"{self.host.name}: invalid message from {self._name}: {line[:80]!r}",
                 host=self.host.name,
             ) from exc
         return said
@@ -155,7 +157,7 @@ class AgentProcess:
     def _broken(self) -> RemoteError:
         told = self._errors.decode(errors="replace")
         return RemoteError(
-            f"{self.host.name}: {self._args[0]} exited: {last_line(told, 'no error message')}",
+            f"{self.host.name}: {self._name} exited: {last_line(told, 'no error message')}",
             host=self.host.name,
             hint=f"run vmckpt doctor {self.host.name}",
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import pytest
@@ -25,7 +27,7 @@ from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import agent_install
 from vmckpt.remote.ssh import Remote
-from vmckpt.units import Bytes, Seconds, show_bytes
+from vmckpt.units import Bytes, show_bytes
 
 __all__ = ["sshd", "versions"]
 
@@ -108,25 +110,70 @@ def use(monkeypatch: pytest.MonkeyPatch, made: bundle.Bundle) -> bundle.Bundle:
     return made
 
 
-async def test_an_agent_that_was_found_is_not_looked_for_before_each_order(
+AGENT = """import json, sys
+if sys.argv[1:] == ["--version"]:
+    print(VERSION)
+else:
+    order = json.loads(sys.stdin.readline())
+    print(json.dumps({"done": {"do": order["do"], "words": sys.argv[1:]}}))
+"""
+
+
+async def carried_out(machine: Machine) -> dict[str, Any]:
+    return await client.run_order(machine.host, {"do": "x"}, lambda _: None, asyncio.Event())
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No agent that waits on this machine gets an order of a test."""
+    monkeypatch.setattr(client, "_relay", lambda: "import sys; sys.exit(75)")
+
+
+async def test_an_order_finds_and_starts_an_agent_in_one_login(
+    machine: Machine, elsewhere: None
+) -> None:
+    text = AGENT.replace("VERSION", repr(__version__))
+    machine.program("vmckpt-agent", f'exec {BARE} -c {shlex.quote(text)} "$@"')
+    logins = machine.sshd.logins
+
+    told = await carried_out(machine)
+
+    assert told == {"do": "x", "words": ["--wait", f"installed {__version__}", "300"]}
+    assert machine.sshd.logins == logins + 1
+
+
+async def test_an_order_brings_the_agent_and_further_orders_use_it(
+    machine: Machine, elsewhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = AGENT.replace("VERSION", repr(__version__))
+    made = use(monkeypatch, small(tmp_path, "waits", text))
+
+    told = [await carried_out(machine) for _ in range(2)]
+
+    launcher = f"{machine.versions}/{made.name}/bin/vmckpt-agent"
+    assert told == [{"do": "x", "words": ["--wait", launcher, "300"]}] * 2
+    assert len(machine.installers) == 1
+
+
+async def test_an_agent_that_waits_gets_the_order(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[str] = []
+    text = "import json, sys; print(json.dumps({'done': {'keys': sys.argv[1:]}}))"
+    monkeypatch.setattr(client, "_relay", lambda: text)
+    assert await carried_out(machine) == {
+        "keys": [f"installed {__version__}", f"/no/such/python {__version__}"]
+    }
 
-    async def command(host: Host) -> tuple[str, ...]:
-        looked.append(host.name)
-        return ("/there",)
 
-    monkeypatch.setattr(client, "ensure_agent", command)
-    other = replace(machine.host, name="beta")
-    assert [await client.cached_command(one) for one in (machine.host, other, machine.host)] == [
-        ("/there",)
-    ] * 3
-    assert looked == ["alpha", "beta"]
+async def test_an_agent_that_never_starts_is_one_line(
+    machine: Machine, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(_: Host) -> tuple[str, ...]:
+        return ("/no/such/python", "-P", "-m", "vmckpt.agent.main")
 
-    monkeypatch.setattr(client, "_FRESH", Seconds(0.0))
-    await client.cached_command(other)
-    assert looked == ["alpha", "beta", "beta"]
+    monkeypatch.setattr(client, "ensure_agent", found)
+    with pytest.raises(RemoteError, match=r"^alpha: vmckpt-agent does not start; run vmckpt"):
+        await carried_out(machine)
 
 
 async def test_an_agent_is_brought_to_a_host_once_and_that_is_told(
@@ -157,7 +204,7 @@ async def test_an_agent_that_is_not_needed_is_found_but_not_brought(machine: Mac
         # It is not looked for again soon, by orders neither.
         shutil.rmtree(machine.versions)
         assert await client.find_installed(remote) == brought
-        assert await client.cached_command(machine.host) == brought
+        assert client._words(machine.host)[-1] == brought[0]
 
 
 async def test_orders_that_come_at_once_bring_it_once(machine: Machine) -> None:

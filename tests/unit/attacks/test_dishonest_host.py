@@ -37,7 +37,7 @@ class Liar:
     said: list[Any]
     heard: list[Mapping[str, Any]]
 
-    def __init__(self, host: Host, args: object) -> None:
+    def __init__(self, host: Host, args: object, remote: object = None) -> None:
         pass
 
     async def __aenter__(self) -> Self:
@@ -57,11 +57,11 @@ class Liar:
 
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> type[Liar]:
-    async def known(_: Host) -> tuple[str, ...]:
+    def known(_: Host) -> tuple[str, ...]:
         return ("vmckpt-agent",)
 
     monkeypatch.setattr(client, "AgentProcess", Liar)
-    monkeypatch.setattr(client, "cached_command", known)
+    monkeypatch.setattr(client, "_words", known)
     monkeypatch.setattr(Liar, "said", [], raising=False)
     monkeypatch.setattr(Liar, "heard", [], raising=False)
     return Liar
