@@ -2,7 +2,7 @@
 
     python3 -I -S -c TEXT KEY...
 
-Runs on the host and starts in 20 ms, because it imports very little. Exits with status 75 if no
+Runs on the host and starts in 20 ms, because it imports few modules. Exits with status 75 if no
 agent waits that has one of the keys; nothing has been read from the standard input then. Otherwise,
 exits with the status of the order.
 """
