@@ -3,7 +3,8 @@
     sudo .venv/bin/python -m bench.snapshot [--turns 5] [--folder DIR] [--disk-mib 256]
         [--only live,memory,peers,compare] [--json bench/results/snapshot.json]
 
-* live: in a lab, the pauses, the guest's work during a snapshot, second snapshots, and restores
+* live: in a lab, the pauses, the guest's work during a snapshot, second snapshots, and restores;
+  second snapshots by write tracking of guests of 256 MiB and 4 GiB
   (snapshot_live.py)
 * peers: vmckpt, restic and borg in turn store the captured data and a disk of real files
   (snapshot_peers.py): a first snapshot, a snapshot of a few seconds later, and the restore of the
@@ -55,6 +56,7 @@ def live(turns: int, source: Path) -> dict[str, Any]:
         hands = snapshot_live.begin(plan)
         steps: dict[str, Callable[[], dict[str, Any]]] = {
             "shared": lambda: snapshot_live.shared(hands, turns, source),
+            "tracked": lambda: snapshot_live.tracked(hands, turns),
             "idle": lambda: snapshot_live.idle(hands, turns),
             "busy": lambda: snapshot_live.busy(hands, turns),
         }

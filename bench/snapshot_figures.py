@@ -43,9 +43,9 @@ def _middle(turns: Sequence[dict[str, Any]], *keys: str) -> float:
 
 
 def _live(told: dict[str, Any]) -> Iterator[Row]:
-    parts = {"shared": _shared, "idle": _idle, "busy": _busy}
+    parts = {"shared": _shared, "tracked": _tracked, "idle": _idle, "busy": _busy}
     for name, rows_of in parts.items():
-        if "failed" not in told[name]:
+        if name in told and "failed" not in told[name]:
             yield from rows_of(told[name])
 
 
@@ -61,6 +61,15 @@ def _shared(told: dict[str, Any]) -> Iterator[Row]:
             _middle(told["with_disks"]["turns"], "pause_ms"),
             most=40,
         )
+
+
+def _tracked(told: dict[str, Any]) -> Iterator[Row]:
+    small, large = (told[mib]["turns"] for mib in sorted(told, key=int))
+    ratio = _middle(large, "took_ms") / _middle(small, "took_ms")
+    yield _row("second snapshot, 64 MiB written: 4 GiB guest / 256 MiB guest", ratio, most=1.5)
+    for turns, size in ((small, "256 MiB"), (large, "4 GiB")):
+        what = f"pause, write tracking, with its disk, {size}, ms"
+        yield _row(what, _middle(turns, "pause_ms"), most=40)
 
 
 def _idle(told: dict[str, Any]) -> Iterator[Row]:

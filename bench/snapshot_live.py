@@ -26,6 +26,10 @@ ROOT = Path(__file__).parent.parent
 HOST = "alpha"
 BEFORE = 3.0
 """Seconds of undisturbed work, for comparison."""
+SMALL_MIB, LARGE_MIB = 256, 4096
+"""Memory of the guests whose snapshots by write tracking are compared."""
+REWRITES = 5.0
+"""Seconds after which such a guest has rewritten its region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,24 @@ def idle(hands: Hands, turns: int) -> dict[str, Any]:
         time.sleep(1.0)
     guests.remove(hands.plan, "idle")  # no audit: the restores set the guest back in time
     return {"first_bytes": grown[0], "later_bytes": grown[1:], "restores": back[1:]}
+
+
+def tracked(hands: Hands, turns: int) -> dict[str, Any]:
+    """Measure later snapshots of a small and a large guest that write the same amount of memory."""
+    found: dict[str, Any] = {}
+    for mib in (SMALL_MIB, LARGE_MIB):
+        name = f"tracked{mib}"
+        hands.guest(name, memory=f"{mib}MiB", dirty="64MiB@20MiB/s", disk="64MiB")
+        told = []
+        for _ in range(turns + 1):
+            began = time.monotonic()
+            one = hands.vmckpt("snapshot", "create", name, "--json")
+            told.append({**_figures(one), "command": time.monotonic() - began, "way": one["way"]})
+            time.sleep(REWRITES)
+        found[str(mib)] = {
+            "first": told[0], "turns": told[1:], "ledgers_whole": hands.gone(name),
+        }  # fmt: skip
+    return found
 
 
 def _bytes(store: Path) -> int:

@@ -25,13 +25,22 @@ import numpy as np
 
 from tests.support.images import write_stream
 from vmckpt.capture import migration_settings
-from vmckpt.capture.memory import background_snapshot, libvirt_save, shared_memory
+from vmckpt.capture.memory import (
+    background_snapshot,
+    libvirt_save,
+    ram_blocks,
+    shared_memory,
+    tracked_capture,
+    tracker,
+)
 from vmckpt.capture.memory.background_snapshot import Hooks
 from vmckpt.capture.memory.image import FrozenImage, write_all
+from vmckpt.capture.memory.tracked_capture import Tracked
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.capture.qemu_stream import save_image
 from vmckpt.errors import CaptureFailed, VmckptError
 from vmckpt.hypervisor import qmp as qmps
+from vmckpt.hypervisor.qemu_process import identity, userfaultfd
 from vmckpt.hypervisor.qmp import QmpMonitor
 
 HOST = os.uname().nodename
@@ -91,7 +100,7 @@ class Capture:
         elif kill:
             self.monitor.before = int(kill)
         if "alone" in self.words:
-            for module in (background_snapshot, shared_memory, libvirt_save):
+            for module in (background_snapshot, shared_memory, libvirt_save, tracked_capture):
                 nothing = nullcontext(Nobody())
                 mock.patch.object(module, "undo_process_for", return_value=nothing).start()
 
@@ -143,6 +152,31 @@ class Capture:
                 "pauses": pauses, "changed": found, "first": first, "epoch": memory.epoch,
                 "agrees": same,
             }  # fmt: skip
+
+    def tracked(self) -> dict[str, object]:
+        """Capture by write tracking, and keep it; every capture reads all memory."""
+        with (
+            identity.require(self.monitor.guest, self.name, HOST) as process,
+            Tracked(self.monitor, process) as tracked,
+        ):
+            done = tracked_capture.capture(
+                self.monitor, self.folder, self.hooks(), tracked, number=1, earlier=None,
+                stop=threading.Event(),
+            )  # fmt: skip
+        return self._told(done.image)
+
+    def protected(self) -> dict[str, object]:
+        """How many pages of QEMU's memory are write-protected, after its tracker has ended."""
+        tracker.end(self.monitor.guest)
+        count = 0
+        with identity.require(self.monitor.guest, self.name, HOST) as process:
+            found = ram_blocks.find(self.monitor, process)
+            with Path(f"/proc/{process.pid}/pagemap").open("rb", buffering=0) as file:
+                for one in (*found.guest, *found.private):
+                    file.seek(one.range.start // 512)
+                    entries = np.frombuffer(file.read(one.range.size // 512), dtype=np.uint64)
+                    count += int(np.count_nonzero(entries & np.uint64(1 << 57)))
+            return {"pages": count, "descriptors": len(list(userfaultfd.opened(process)))}
 
     def _digest(self) -> dict[str, np.ndarray[Any, Any]]:
         try:

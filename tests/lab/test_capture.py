@@ -1,7 +1,5 @@
 """Captures of real guests: what they keep, what they cost, what is left when they are killed."""
 
-import json
-import subprocess
 import sys
 import threading
 import time
@@ -11,31 +9,11 @@ import numpy as np
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, until, usable
-from tests.support.paths import ROOT
-from vmckpt_lab import host
+from tests.lab.snapshots import FOLDER, gone, order
 from vmckpt_lab.machine_speed import slowness
 
 IDLE: dict[str, Any] = {"memory": "192MiB", "dirty": "32MiB@20MiB/s"}
-FOLDER = "/dev/shm/captured"
 ORDINARY = {"on": ["events"], "bandwidth": 128 << 20, "state": "running", "folder": False}
-
-
-def order(what: str, *words: str, folder: str = FOLDER, on: str = "alpha", bench: Bench) -> Any:
-    """Run `capturing` in a host; its answer, or None if it was killed."""
-    program = [sys.executable, "-m", "tests.lab.capturing", what, "web1", folder, *words]
-    inside = host.enter(
-        bench.plan.host(on), "sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), *program
-    )
-    done = subprocess.run(inside, check=False, capture_output=True, text=True)
-    if done.returncode in (137, -9):
-        return None
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-def gone(bench: Bench, *more: str) -> None:
-    """Remove what a test has written on the host."""
-    bench.inside("alpha", "rm", "-rf", FOLDER, f"{FOLDER}.undo", f"{FOLDER}.disk", *more)
 
 
 def disk_of(bench: Bench) -> str:

@@ -45,11 +45,13 @@ class Store:
 
 @dataclass
 class Memory:
-    """A region in memory. `told`: units that are said to be the same."""
+    """A region in memory. `told`: units that are said to be the same; `unread`: units that are, and
+    cannot be read."""
 
     kind: Kind
     data: np.ndarray
     told: set[int] = field(default_factory=set)
+    unread: set[int] = field(default_factory=set)
     name: str = "pc.ram"
     reads: list[int] = field(default_factory=list)
 
@@ -64,10 +66,12 @@ class Memory:
     def extents(self) -> Iterable[Extent]:
         for at, row in enumerate(self.rows):
             what = What.DATA if row.any() or at % 3 else What.ZEROS
-            yield Extent(at, 1, What.SAME if at in self.told else what)
+            what = What.SAME if at in self.told else what
+            yield Extent(at, 1, What.UNREAD if at in self.unread else what)
 
     def read(self, start: int, count: int) -> memoryview:
         self.reads += range(start, start + count)
+        assert not self.unread & set(range(start, start + count))
         return memoryview(self.rows[start : start + count].tobytes())
 
 

@@ -283,7 +283,7 @@ def _watchdog(name: str, probe: HostProbe) -> Iterator[Finding]:
 
 
 def _write_tracking(name: str, probe: HostProbe) -> Iterator[Finding]:
-    """Report how the changed pages of protected guests are found on the host."""
+    """Report whether the host can find the pages that its guests write."""
     if probe.kernel is None:
         return
     version = ".".join(map(str, probe.kernel))
@@ -297,7 +297,7 @@ def _write_tracking(name: str, probe: HostProbe) -> Iterator[Finding]:
         "write-tracking", Severity.OK if why is None else Severity.INFO, name,
         f"writes of guests can be tracked (Linux {version})" if why is None else
         "writes of guests cannot be tracked, so protections compare their whole memory in each"
-        f" epoch: {why}",
+        f" epoch, and snapshots read all memory: {why}",
         hint,
     )  # fmt: skip
 

@@ -183,6 +183,7 @@ class _Window:
     def __init__(self, region: Region, start: int, what: NDArray[np.uint8]) -> None:
         self.start = start
         self.what = what
+        self.unread: Flags = what == _CODES[What.UNREAD]
         self.rows = np.zeros((len(what), UNIT[region.kind] // 8), dtype=np.uint64)
         self.read: Flags = np.zeros(len(what), dtype=bool)
         self._region = region
@@ -274,8 +275,13 @@ class _One:
     def _take(self, window: _Window) -> None:
         """Map unchanged units to the parent's chunks. Read and store the other units."""
         start, past = window.start, self._past
-        same: Flags = window.what == _CODES[What.SAME]
+        same: Flags = window.what >= _CODES[What.SAME]
         lost = same if past is None else self._again(past, start, same)
+        if (lost & window.unread).any():
+            raise StoreError(
+                "the store no longer has memory of the previous snapshot",
+                hint="take the snapshot again: it then reads all memory",
+            )
         data: Flags = (window.what == _CODES[What.DATA]) | lost
         window.fetch(data)
         filled: Flags = data & np.asarray(window.rows.any(axis=1))
@@ -292,12 +298,15 @@ class _One:
             self._store(window, slice(group, group + self._group), there, changed)
 
     def _store(self, window: _Window, group: slice, there: Flags, changed: Flags) -> None:
-        """Store a group's changed units, or the complete group if at least half of it changed."""
+        """Store a group's changed units, or the complete group if at least half of it changed.
+
+        The complete group is stored only if all its units can be read.
+        """
         new = np.flatnonzero(changed[group]) + group.start
         if not len(new):
             return
         whole = np.flatnonzero(there[group]) + group.start
-        if 2 * len(new) >= len(whole):
+        if 2 * len(new) >= len(whole) and not window.unread[whole].any():
             these = np.zeros(len(there), dtype=bool)
             these[whole] = True
             window.fetch(these)
@@ -321,7 +330,7 @@ class _One:
 
 
 _NONE = np.uint32(0xFFFFFFFF)
-_CODES = {What.ZEROS: 0, What.DATA: 1, What.SAME: 2}
+_CODES = {What.ZEROS: 0, What.DATA: 1, What.SAME: 2, What.UNREAD: 3}
 
 
 def _printed(rows: NDArray[np.uint64], these: Flags) -> Prints:

@@ -94,10 +94,10 @@ def test_each_fault_is_found_and_has_a_mend(
     ("changes", "severity", "told"),
     [
         ({"kernel": (6, 7)}, Severity.OK, "can be tracked (Linux 6.7)"),
-        ({"kernel": (6, 1)}, Severity.INFO, "in each epoch: Linux is 6.1; 6.7 or later is needed"),
+        ({"kernel": (6, 1)}, Severity.INFO, "all memory: Linux is 6.1; 6.7 or later is needed"),
         (
             {"kernel": (6, 18), "no_trace": NoTrace.YAMA}, Severity.INFO,
-            "in each epoch: kernel.yama.ptrace_scope = 3 forbids ptrace(2)",
+            "all memory: kernel.yama.ptrace_scope = 3 forbids ptrace(2)",
         ),
     ],
 )  # fmt: skip

@@ -98,6 +98,22 @@ def test_what_the_region_calls_the_same_is_not_read() -> None:
     assert region.reads == [5]
 
 
+def test_what_cannot_be_read_is_taken_from_the_snapshot_before() -> None:
+    store, region = Store(), ram(192)
+    scribble(region, range(128), 1)
+    first = ingested(store, region)
+    written = {*range(40), 100, 130}  # most of the first group, which is not written as a whole
+    scribble(region, written, 2)
+    region.unread = set(range(192)) - written
+    second = ingested(store, region, first)
+    assert (read_back(store, region, second) == region.rows).all()
+    assert second.counts.new == len(written) * 4096
+    for one in first.chunks:
+        store.chunks.pop(one)
+    with pytest.raises(StoreError, match="no longer has memory of the previous snapshot"):
+        ingested(store, region, first)
+
+
 def test_an_odd_disk_ends_with_zeros() -> None:
     size = GROUP[Kind.DISK] * UNIT[Kind.DISK] + 512
     assert units(Kind.DISK, size) == GROUP[Kind.DISK] + 1

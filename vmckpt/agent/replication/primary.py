@@ -13,7 +13,7 @@ from vmckpt.agent.replication.clock import ClockKeeper
 from vmckpt.agent.replication.devices import Devices
 from vmckpt.agent.replication.mirrors import Mirrors
 from vmckpt.capture import migration_settings
-from vmckpt.capture.memory import memory_files, ram_blocks
+from vmckpt.capture.memory import memory_files, ram_blocks, tracker
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.capture.qemu_stream import device_state
 from vmckpt.errors import LeaseLost, VmckptError
@@ -193,6 +193,7 @@ class _Agent:
             files = memory_files.files(monitor, self._process)
             return CopiedMemory(files, memory_of(self.folder), stack)
         self._status.finds(Finder.WRITE_TRACKING, "the kernel reports the pages that QEMU writes")
+        tracker.end(monitor.guest)  # a snapshot may have been taken since `protect` examined it
         found = ram_blocks.find(monitor, self._process)
         blocks = tracked_memory.blocks_of(found, self._process)
         hot = tracked_memory.HOT_MOVE if self._session.moves else tracked_memory.HOT

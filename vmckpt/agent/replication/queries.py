@@ -11,7 +11,7 @@ from vmckpt.agent.replication import devices
 from vmckpt.agent.restore import backing_chain
 from vmckpt.capture import migration_settings, network_hold
 from vmckpt.capture.disks import bitmaps
-from vmckpt.capture.memory import memory_files, ram_blocks
+from vmckpt.capture.memory import memory_files, ram_blocks, tracker
 from vmckpt.capture.memory.write_tracking import CannotTrack, Why
 from vmckpt.capture.migration_settings import IGNORE_SHARED, Undo
 from vmckpt.capture.qemu_stream import device_state
@@ -76,6 +76,7 @@ def _memory_facts(monitor: QmpMonitor, process: HeldProcess, finder: str) -> dic
     except CannotTrack as exc:
         cost = EpochCost(finder=Finder.COMPARE, why=exc.message)
     else:
+        tracker.end(monitor.guest)  # of its snapshots; the next one reads all memory
         cost = epoch_cost.measure(process, [one.range for one in (*found.guest, *found.private)])
         if cost.finder is Finder.WRITE_TRACKING:
             return {

@@ -13,6 +13,8 @@ class MemoryMethod(StrEnum):
     """A method of capturing memory."""
 
     AUTO = "auto"
+    TRACKING = "tracking"
+    """Read pages written since the previous snapshot, found by write tracking."""
     BACKGROUND = "background"
     """QEMU's background snapshot."""
     SHARED = "shared"
@@ -26,6 +28,8 @@ class CaptureFacts:
     """Facts about a guest and its host before a capture."""
 
     runs: bool
+    untracked: str | None
+    """Why the guest's writes cannot be tracked; None: they can be, as far as is known."""
     private: str | None
     """Why the guest's memory cannot be mapped; None: it can be mapped."""
     kept: bool = False
@@ -50,6 +54,11 @@ def choose(asked: MemoryMethod, seen: CaptureFacts) -> Choice:
     """Choose a method for the first attempt. `asked`: the method that the operator requested."""
     if asked in (MemoryMethod.BACKGROUND, MemoryMethod.LIBVIRT):
         return Choice(way=asked, why="requested")
+    untracked = seen.untracked if seen.runs else "the guest is paused"
+    if asked is MemoryMethod.TRACKING:
+        return Choice(way=asked, why="requested", against=untracked)
+    if asked is MemoryMethod.AUTO and untracked is None:
+        return Choice(way=MemoryMethod.TRACKING, why="works with any memory")
     against = _against_shared(seen)
     if asked is MemoryMethod.SHARED:
         return Choice(way=asked, why="requested", against=against)
@@ -58,7 +67,7 @@ def choose(asked: MemoryMethod, seen: CaptureFacts) -> Choice:
             way=MemoryMethod.SHARED,
             why="the host has a copy of the guest's memory from an earlier snapshot",
         )
-    return Choice(way=MemoryMethod.BACKGROUND, why=_why_not(seen, against))
+    return Choice(way=MemoryMethod.BACKGROUND, why=f"no write tracking: {untracked}")
 
 
 def otherwise(asked: MemoryMethod, failed: MemoryMethod) -> MemoryMethod | None:
@@ -66,6 +75,7 @@ def otherwise(asked: MemoryMethod, failed: MemoryMethod) -> MemoryMethod | None:
     if asked is not MemoryMethod.AUTO:
         return None
     return {
+        MemoryMethod.TRACKING: MemoryMethod.BACKGROUND,
         MemoryMethod.SHARED: MemoryMethod.BACKGROUND,
         MemoryMethod.BACKGROUND: MemoryMethod.LIBVIRT,
     }.get(failed)
@@ -82,11 +92,3 @@ def _against_shared(seen: CaptureFacts) -> str | None:
             f" {show_bytes(seen.room)} available"
         )
     return None
-
-
-def _why_not(seen: CaptureFacts, against: str | None) -> str:
-    if seen.kept and against is not None:
-        return against
-    if seen.private is None:
-        return "no copy of the guest's memory exists yet; --way shared creates a copy"
-    return "works with any memory"

@@ -25,12 +25,13 @@ from vmckpt.agent.snapshot import describe, memory_methods, spool
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.agent.snapshot.choose_method import MemoryMethod
 from vmckpt.agent.snapshot.memory_methods import CaptureRequest, Memory
+from vmckpt.agent.snapshot.memory_parent import memory_parent
 from vmckpt.capture import firmware, free_space, network_hold
 from vmckpt.capture.disks.live import DiskCapture
 from vmckpt.capture.disks.offline import OffDisks
 from vmckpt.capture.disks.reader import DiskReader, State
 from vmckpt.capture.fs_freeze import FsFreeze
-from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory import memory_files, tracker
 from vmckpt.capture.memory.background_snapshot import Hooks
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.capture.memory.page_diff import Flags
@@ -57,7 +58,7 @@ from vmckpt.store.repository import Store
 from vmckpt.units import Bytes, Seconds
 
 _PAGE = UNIT[Kind.RAM]
-_KINDS = (What.ZEROS, What.DATA, What.SAME)
+_KINDS = (What.ZEROS, What.DATA, What.SAME, What.UNREAD)
 _WHAT = {State.ZEROS: What.ZEROS, State.DATA: What.DATA, State.SAME: What.SAME}
 
 
@@ -66,8 +67,14 @@ class RamRegion:
 
     kind = Kind.RAM
 
-    def __init__(self, image: FrozenImage, number: int, changed: Flags | None = None) -> None:
-        """`changed`: the pages that may differ from the previous snapshot; None: any page may."""
+    def __init__(
+        self, image: FrozenImage, number: int, changed: Flags | None = None,
+        copied: Flags | None = None,
+    ) -> None:  # fmt: skip
+        """`changed`: the pages that may differ from the previous snapshot; None: any page may.
+
+        `copied`: the pages that the image contains; None: all. The other pages have not changed.
+        """
         block = image.blocks[number]
         self.name, self.size = block.name, Bytes(block.size)
         self._path: Path = image.file(number)
@@ -75,6 +82,8 @@ class RamRegion:
         self._codes: NDArray[np.int8] = image.present(number).astype(np.int8)
         if changed is not None:
             self._codes[~changed & (self._codes == 1)] = 2
+            if copied is not None:
+                self._codes[~copied & (self._codes == 2)] = 3
         self._file = -1
 
     def __enter__(self) -> "RamRegion":
@@ -154,6 +163,9 @@ class GroupMember:
                     "the first capture method failed after the other guests of the group had been"
                     " paused"
                 )
+
+        def ready() -> None:
+            own.ready()
             if not self._ready:
                 self._reached(Phase.READY)
                 self._ready = True
@@ -171,7 +183,10 @@ class GroupMember:
             self._reached(Phase.CAPTURED)
             self.held = self._hold.let_go()
 
-        return replace(own, note=note, barrier=barrier, captured=captured, given_up=self._hold.drop)
+        return replace(
+            own, note=note, ready=ready, barrier=barrier, captured=captured,
+            given_up=self._hold.drop,
+        )  # fmt: skip
 
     def _reached(self, phase: Phase) -> None:
         """Wait until all guests have reached a phase. Raises VmckptError if one of them has not."""
@@ -240,6 +255,7 @@ class SnapshotCreator:
     def run(self, stack: ExitStack) -> dict[str, Any]:
         order, began = self._order, time.monotonic()
         memory_files.sweep()
+        tracker.sweep()
         spool.sweep(order.folder.parent)
         with suppress(OSError):
             parent_state.sweep(order.line.parent, now=time.time())
@@ -250,7 +266,7 @@ class SnapshotCreator:
         if order.group is not None:
             # Entered last, so that the output is released first, whatever fails.
             self._cut = stack.enter_context(GroupMember(self._monitor, self._channel))
-        memory = self._instant(disks, stack)
+        memory = self._instant(disks, writer, stack)
         table = Table(self._past.chunks if self._past is not None else ())
         work = Ingest(writer, table, stop=self._channel.stop, progress=self._progress)
         stream: tuple[Part, ...] = ()
@@ -301,7 +317,7 @@ class SnapshotCreator:
         """Directory for the old data of blocks that the guest overwrites during the backup."""
         return Path(self._order.state) / "scratch"
 
-    def _instant(self, disks: Disks, stack: ExitStack) -> Memory | None:
+    def _instant(self, disks: Disks, writer: Writer, stack: ExitStack) -> Memory | None:
         """Capture the complete state of the guest at one instant.
 
         Returns the memory; None if the snapshot contains no memory.
@@ -314,7 +330,7 @@ class SnapshotCreator:
             self._intend("backup", undo.to_json())
             disks.make_room()
         if self._order.memory:
-            memory = self._capture(disks, stack)
+            memory = self._capture(disks, writer, stack)
             self._warnings += memory.warnings
             return memory
         if not disks.plan.captured:
@@ -355,7 +371,7 @@ class SnapshotCreator:
         """Have the controller record how to undo a step before the step is taken."""
         self._channel.request("intend", step=step, facts=facts)
 
-    def _capture(self, disks: Disks, stack: ExitStack) -> Memory:
+    def _capture(self, disks: Disks, writer: Writer, stack: ExitStack) -> Memory:
         order = self._order
         assert disks.plan is not None
         beside = disks.plan.captured or firmware.there(self._described, order.guest)
@@ -372,6 +388,7 @@ class SnapshotCreator:
         )
         wanted = CaptureRequest(
             way=MemoryMethod(order.way), folder=order.folder, number=secrets.randbits(62),
+            parent=memory_parent(self._past, writer.has),
         )  # fmt: skip
         if self._cut is not None:
             hooks = self._cut.hooks(hooks)
@@ -389,7 +406,8 @@ class SnapshotCreator:
         changed = memory.changed if snapshot_parent_state.unchanged(self._past, memory) else None
         for number, block in enumerate(memory.image.blocks):
             known = None if changed is None else changed.get(block.name)
-            with RamRegion(memory.image, number, known) as region:
+            copied = None if memory.copied is None else memory.copied[block.name]
+            with RamRegion(memory.image, number, known, copied) as region:
                 self._region(region, work, draft)
 
     def _read(self, disks: Disks, work: Ingest, draft: Draft) -> None:

@@ -50,6 +50,8 @@ class Hooks:
     """Functions that a capture calls as it proceeds."""
 
     note: Note
+    ready: Callable[[], None] = _nothing
+    """Called when only the pause remains. In a group snapshot, it waits for the other guests."""
     barrier: Callable[[], None] | None = None
     """Captures the disks; called while the guest is paused, right before its state is captured."""
     captured: Callable[[], None] = _nothing
@@ -95,6 +97,7 @@ def capture(
                 monitor, undo, hooks, writer=writer, drain=drain, stop=stop or threading.Event()
             )
             try:
+                hooks.ready()
                 pause = run.all(running=running)
             except BaseException:
                 drain.discard()

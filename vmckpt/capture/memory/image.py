@@ -73,16 +73,18 @@ class ImageWriter:
     def tail(self, data: memoryview) -> None:
         write_all(self._tail, data, None)
 
-    def finish(self) -> "FrozenImage":
+    def finish(self, unread: Sequence[NDArray[np.bool_]] = ()) -> "FrozenImage":
         """Close the files and return the image. The stream must have been parsed completely.
 
+        `unread`: for each block, pages that are not in the image and may have data.
         Raises CaptureFailed if the stream had no memory, and StreamDamaged if its tail is damaged.
         """
         if self._head is None:
             raise CaptureFailed("QEMU's stream contains no memory", hint="try again")
         self.close()
         files = [_file(index) for index in range(len(self._present))]
-        return complete(self.folder, self._head, files, self._present)
+        present = [a | b for a, b in zip(self._present, unread, strict=True)] if unread else None
+        return complete(self.folder, self._head, files, present or self._present)
 
     def close(self) -> None:
         """Close the files; may be repeated."""

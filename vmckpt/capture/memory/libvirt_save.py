@@ -61,6 +61,7 @@ def capture(
     try:
         with undo_process_for(monitor, undo, None, hooks.held) as keeper:
             try:
+                hooks.ready()
                 stopped_at = time.monotonic()
                 pause = _save(monitor, folder / "saved", hooks, stop or threading.Event())
             except BaseException:

@@ -215,7 +215,7 @@ def sweep() -> None:
     with suppress(OSError):
         for folder in root().iterdir():
             found = _NAME.fullmatch(folder.name)
-            if found is not None and not _lives(int(found[1]), found[2]):
+            if found is not None and not lives(int(found[1]), found[2]):
                 with suppress(OSError), _locked(folder):
                     shutil.rmtree(folder, ignore_errors=True)
                     folder.with_suffix(_MARK).unlink(missing_ok=True)
@@ -230,7 +230,8 @@ def _locked(folder: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _lives(process: int, started: str) -> bool:
+def lives(process: int, started: str) -> bool:
+    """Return whether a process with this start time is still alive; see `start_time`."""
     try:
         return start_time(process) == started
     except (OSError, IndexError):

@@ -467,6 +467,7 @@ class SharedMemory:
                 changed = self._warm()
                 if stop is not None and stop.is_set():
                     raise Cancelled(f"the capture of {monitor.name} was cancelled")
+                hooks.ready()
                 migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
                 drain.hand_over(monitor)
                 standstill = PausedCapture(monitor, undo, drain)

@@ -90,14 +90,23 @@ class WriteTracking:
     At first, all pages count as written.
     """
 
-    def __init__(self, process: HeldProcess, ranges: Sequence[MemoryRange]) -> None:
-        """Raises CannotTrack."""
+    def __init__(
+        self, process: HeldProcess, ranges: Sequence[MemoryRange], descriptor: int | None = None
+    ) -> None:
+        """`descriptor`: a userfaultfd that tracks these ranges already; it belongs to this object.
+
+        Raises CannotTrack.
+        """
         self._process = process
         self._ranges = tuple(ranges)
         self._found = np.zeros((_FOUND, 3), dtype=np.uint64)
         self._descriptor = self._pagemap = -1
         try:
-            self._begin()
+            if descriptor is None:
+                self._begin()
+            else:
+                self._descriptor = descriptor
+                self._open_pagemap()
         except BaseException:
             self.close()
             raise
@@ -114,6 +123,11 @@ class WriteTracking:
             if descriptor >= 0:
                 os.close(descriptor)
         self._descriptor = self._pagemap = -1
+
+    @property
+    def descriptor(self) -> int:
+        """The userfaultfd. The kernel removes the protection when its last duplicate is closed."""
+        return self._descriptor
 
     def scan(self) -> list[Runs]:
         """Return, for each range, the pages that were written since they were last protected.
@@ -147,17 +161,17 @@ class WriteTracking:
     def _begin(self) -> None:
         pid = self._process.pid
         try:
+            _try_here()  # so that QEMU is not stopped if its kernel is too old
+        except OSError as exc:
+            if exc.errno != errno.ENOSYS:  # else QEMU's own call tells
+                raise CannotTrack(pid, Why.OLD_KERNEL, exc.strerror or "") from exc
+        try:
             self._descriptor = userfaultfd.create(self._process)
-            self._pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         except CannotInject as exc:
             raise CannotTrack(pid, Why.NO_CALL, exc.why.value) from exc
         except OSError as exc:
-            if not self._process.lives():
-                raise CannotTrack(pid, Why.ENDED) from exc
-            old = exc.errno == errno.ENOSYS
-            raise CannotTrack(
-                pid, Why.OLD_KERNEL if old else Why.NOT_PERMITTED, exc.strerror or ""
-            ) from exc
+            raise self._refused(exc) from exc
+        self._open_pagemap()
         try:
             enable(self._descriptor)
         except OSError as exc:  # EINVAL: an unknown feature
@@ -168,6 +182,20 @@ class WriteTracking:
                 fcntl.ioctl(self._descriptor, _REGISTER, whole)
         except OSError as exc:
             raise self._failed(exc) from exc
+
+    def _open_pagemap(self) -> None:
+        path = f"/proc/{self._process.pid}/pagemap"
+        try:
+            self._pagemap = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise self._refused(exc) from exc
+
+    def _refused(self, error: OSError) -> CannotTrack:
+        pid = self._process.pid
+        if not self._process.lives():
+            return CannotTrack(pid, Why.ENDED)
+        old = error.errno == errno.ENOSYS
+        return CannotTrack(pid, Why.OLD_KERNEL if old else Why.NOT_PERMITTED, error.strerror or "")
 
     def _scan(self, one: MemoryRange, how: int) -> Runs:
         found: list[Runs] = []
@@ -199,6 +227,15 @@ class WriteTracking:
 def enable(descriptor: int) -> None:
     """Enable a userfaultfd for write tracking. Raises OSError if the kernel lacks a feature."""
     fcntl.ioctl(descriptor, _API, struct.pack("<QQQ", _VERSION, _FEATURES, 0))
+
+
+def _try_here() -> None:
+    """Enable a userfaultfd of this process for a moment. Raises OSError."""
+    own = userfaultfd.of_this_process()
+    try:
+        enable(own)
+    finally:
+        os.close(own)
 
 
 def _joined(found: list[Runs]) -> Runs:

@@ -55,11 +55,14 @@ def create(
     freezes the file systems at the moment of the snapshot. Without an agent, the file systems in
     the snapshot are in the same state as after a power failure.
 
-    --way background uses QEMU's background snapshot. --way shared is for guests whose memory is a
-    file on the host; to set this up, use vmckpt prepare. The host then keeps a copy as large as the
-    memory until the guest stops or you use --way background, and each snapshot reads only changed
-    memory. --way auto uses shared if such a copy exists, else background. If that method does not
-    work, --way auto uses libvirt's memory snapshot, during which the guest is paused.
+    --way tracking tracks which pages the guest writes, from outside QEMU. A process on the host
+    does this until the guest stops, and the next snapshot reads only the written pages. --way
+    background uses QEMU's background snapshot, and ends the tracking. --way shared is for guests
+    whose memory is a file on the host; to set this up, use vmckpt prepare. The host then keeps a
+    copy as large as the memory until the guest stops, and each snapshot compares the memory with
+    it. --way auto uses tracking if the host supports it (see vmckpt doctor), else shared if such a
+    copy exists, else background. If none of them works, --way auto uses libvirt's memory snapshot,
+    during which the guest is paused.
 
     Examples:
 

@@ -46,6 +46,16 @@ def create(process: HeldProcess) -> int:
     return injection.run(process, work)
 
 
+def of_this_process() -> int:
+    """Return a new userfaultfd of this process. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    made = library.syscall(_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+    if made < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"userfaultfd: {os.strerror(error)}")
+    return int(made)
+
+
 def close_unused(process: HeldProcess) -> int:
     """Close userfaultfds that `create` left in the process when it was killed. Returns how many.
 

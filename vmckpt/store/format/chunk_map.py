@@ -54,6 +54,8 @@ class What(StrEnum):
     DATA = "data"
     SAME = "same"
     """Unchanged since the parent snapshot."""
+    UNREAD = "unread"
+    """Unchanged since the parent snapshot; the content is not available."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,10 @@ class Region(Protocol):
     def size(self) -> Bytes: ...
 
     def extents(self) -> Iterable[Extent]:
-        """Return extents that cover all units, in order. SAME is used only for unchanged units."""
+        """Return extents that cover all units, in order."""
 
     def read(self, start: int, count: int) -> memoryview:
-        """Return the content of `count` units, regardless of the type of their extent.
+        """Return the content of `count` units, of any type of extent except UNREAD.
 
         The last unit of the region is padded with zeros. The view is valid until the next call.
         """

@@ -20,16 +20,37 @@ from vmckpt.store.format.private_part import Private, RegionMap
 from vmckpt.store.parent_state import Draft
 from vmckpt.units import GIB, Bytes, Seconds
 
-SHARED = CaptureFacts(runs=True, private=None, memory=Bytes(GIB), room=Bytes(2 * GIB))
+TRACKED = CaptureFacts(runs=True, untracked=None, private="its memory is private to QEMU")
+SHARED = CaptureFacts(
+    runs=True, untracked="the kernel is old", private=None, memory=Bytes(GIB), room=Bytes(2 * GIB)
+)  # fmt: skip
 KEPT = replace(SHARED, kept=True, room=Bytes(0))
-PRIVATE = CaptureFacts(runs=True, private="its memory is private to QEMU")
+PRIVATE = replace(TRACKED, untracked="the kernel is old")
 
 
 @pytest.mark.parametrize(
     ("asked", "seen", "way", "why", "against"),
     [
-        (MemoryMethod.AUTO, PRIVATE, MemoryMethod.BACKGROUND, "any memory", None),
-        (MemoryMethod.AUTO, SHARED, MemoryMethod.BACKGROUND, "--way shared creates a copy", None),
+        (MemoryMethod.AUTO, TRACKED, MemoryMethod.TRACKING, "any memory", None),
+        (MemoryMethod.AUTO, replace(KEPT, untracked=None), MemoryMethod.TRACKING, "any", None),
+        (
+            MemoryMethod.AUTO,
+            replace(TRACKED, runs=False),
+            MemoryMethod.BACKGROUND,
+            "the guest is paused",
+            None,
+        ),
+        (MemoryMethod.TRACKING, TRACKED, MemoryMethod.TRACKING, "requested", None),
+        (MemoryMethod.TRACKING, PRIVATE, MemoryMethod.TRACKING, "requested", "kernel is old"),
+        (
+            MemoryMethod.TRACKING,
+            replace(TRACKED, runs=False),
+            MemoryMethod.TRACKING,
+            "requested",
+            "the guest is paused",
+        ),
+        (MemoryMethod.AUTO, PRIVATE, MemoryMethod.BACKGROUND, "the kernel is old", None),
+        (MemoryMethod.AUTO, SHARED, MemoryMethod.BACKGROUND, "the kernel is old", None),
         (
             MemoryMethod.AUTO,
             KEPT,
@@ -76,6 +97,10 @@ def test_the_way_is_decided_and_the_reason_told(
 
 
 def test_only_who_did_not_ask_for_a_way_gets_another() -> None:
+    assert (
+        choose_method.otherwise(MemoryMethod.AUTO, MemoryMethod.TRACKING) is MemoryMethod.BACKGROUND
+    )
+    assert choose_method.otherwise(MemoryMethod.TRACKING, MemoryMethod.TRACKING) is None
     assert (
         choose_method.otherwise(MemoryMethod.AUTO, MemoryMethod.SHARED) is MemoryMethod.BACKGROUND
     )
@@ -186,3 +211,8 @@ def test_pages_that_did_not_change_are_named_and_not_read() -> None:
         Extent(3, 2, What.SAME), Extent(5, 1, What.ZEROS),
     ]  # fmt: skip
     assert {one.what for one in RamRegion(image, 0).extents()} == {What.DATA, What.ZEROS}
+    copied = np.array([1, 1, 0, 0, 1, 0], dtype=np.bool_)
+    assert list(RamRegion(image, 0, changed, copied).extents()) == [
+        Extent(0, 1, What.SAME), Extent(1, 1, What.DATA), Extent(2, 1, What.ZEROS),
+        Extent(3, 1, What.UNREAD), Extent(4, 1, What.SAME), Extent(5, 1, What.ZEROS),
+    ]  # fmt: skip

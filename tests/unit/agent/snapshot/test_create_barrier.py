@@ -68,6 +68,7 @@ def run(cut: GroupMember, done: list[str]) -> None:
     assert hooks.barrier is not None
     try:
         hooks.note(FACTS)
+        hooks.ready()
         hooks.barrier()
         hooks.captured()
     except BaseException:
@@ -111,10 +112,12 @@ def test_another_way_may_be_tried_only_before_the_guest_stood_still() -> None:
     with member(qemu, controller) as cut:
         hooks = cut.hooks(Hooks(note=lambda _: None))
         hooks.note(FACTS)
+        hooks.ready()
         hooks.note(FACTS)  # the first way did not work
+        hooks.ready()
         assert [one for one, _ in controller.asked] == ["hold", "ready"]
         assert hooks.barrier is not None
         hooks.barrier()
-        with pytest.raises(CaptureFailed, match="other guests of the group were paused"):
+        with pytest.raises(CaptureFailed, match="other guests of the group had been"):
             hooks.note(FACTS)
     assert qemu.filters == {}

@@ -10,8 +10,9 @@ import pytest
 from vmckpt.agent.snapshot import memory_methods
 from vmckpt.agent.snapshot.choose_method import MemoryMethod
 from vmckpt.agent.snapshot.memory_methods import CaptureRequest, Memory
+from vmckpt.agent.snapshot.memory_parent import MemoryParent
 from vmckpt.capture.disks import bitmaps
-from vmckpt.capture.memory import background_snapshot, libvirt_save, memory_files
+from vmckpt.capture.memory import background_snapshot, libvirt_save, memory_files, tracker
 from vmckpt.capture.memory.background_snapshot import Captured, Hooks
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.errors import CannotCapture
@@ -51,7 +52,9 @@ def captured(
     monkeypatch.setattr(libvirt_save, "capture", fails if "libvirt" in failing else works)
     monkeypatch.setattr(memory_files, "drop", lambda _: None)
     monkeypatch.setattr(bitmaps, "require_reopen", check)
-    wanted = CaptureRequest(way=way, folder=Path("/none"), number=5)
+    monkeypatch.setattr(tracker, "end", lambda _: False)
+    parent = MemoryParent(None, "there is none")
+    wanted = CaptureRequest(way=way, folder=Path("/none"), number=5, parent=parent)
     monitor: Any = Monitor()
     with ExitStack() as stack:
         return memory_methods.capture(
@@ -73,7 +76,7 @@ def test_libvirt_comes_in_where_the_background_does_not_work(
     ):  # fmt: skip
         with pytest.raises(CannotCapture, match="no userfaultfd"):
             captured(monkeypatch, way, *failing)
-    with pytest.raises(CannotCapture, match=r"nothing was captured; run vmckpt prepare"):
+    with pytest.raises(CannotCapture, match="nothing was captured; omit --way"):
         captured(monkeypatch, MemoryMethod.SHARED)
 
 

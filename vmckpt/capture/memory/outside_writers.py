@@ -1,0 +1,41 @@
+"""Find devices that write the guest's memory without QEMU's page tables. Pure.
+
+Write tracking misses what they write: passed-through devices use DMA, and vhost-user processes map
+the memory themselves.
+"""
+
+from xml.etree import ElementTree as ET
+
+from vmckpt.capture.device_limits import CARDS_OUTSIDE
+
+_DISKS = ("nvme", "vhostuser", "vhostvdpa")
+"""QEMU's own NVMe driver lets the device write the guest's memory directly."""
+
+
+def found(xml: str) -> str | None:
+    """Return the first such device in the definition of a running guest; None if it has none."""
+    devices = ET.fromstring(xml).find("devices")
+    for one in () if devices is None else devices:
+        if (why := _why(one)) is not None:
+            return why
+    return None
+
+
+def _why(device: ET.Element) -> str | None:
+    kind = device.get("type", "")
+    alias = device.find("alias")
+    name = f"{device.tag} {'' if alias is None else alias.get('name', '')}".strip()
+    driver = device.find("driver")
+    outside = (
+        (device.tag == "hostdev" and kind not in ("usb", "scsi"))
+        or (device.tag == "interface" and kind in CARDS_OUTSIDE)
+        or (device.tag == "disk" and kind in _DISKS)
+        or (device.tag == "filesystem" and driver is not None and driver.get("type") == "virtiofs")
+        or (device.tag == "video" and driver is not None and driver.get("name") == "vhostuser")
+        or device.tag == "shmem"
+    )
+    if outside:
+        return f"{name} writes the guest's memory without QEMU"
+    if device.tag == "memory" and device.get("model") == "virtio-mem":
+        return f"{name} is virtio-mem, whose state cannot be saved separately"
+    return None
