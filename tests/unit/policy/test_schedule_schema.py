@@ -71,7 +71,7 @@ def test_what_is_wrong_is_named_with_its_line(lines: str, line: int, told: str) 
 
 def test_the_documentation_s_example_is_right() -> None:
     text = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
-    example = text.split("\n    snapshots:\n")[1].split("\n\n")[0]
+    example = text.split("```yaml\nsnapshots:\n")[1].split("```")[0]
 
-    found = policy(LEAST + "snapshots:\n" + "\n".join(x[4:] for x in example.splitlines()))
+    found = policy(LEAST + "snapshots:\n" + example)
     assert [one.name for one in found.snapshots] == ["often", "nightly"]

@@ -1,7 +1,6 @@
 """The policies that ship, their schema, and what explain says of them."""
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -92,8 +91,8 @@ def test_the_documentation_names_every_key_and_its_first_example_is_right() -> N
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `([a-z_.]+)`", text, re.MULTILINE))
     keys = {one.key for one in explain.values(POLICIES["balanced"])}
-    example = text.split("    version: vmckpt/v1\n")[1].split("\n\n")[0]
-    shop = policy("version: vmckpt/v1\n" + textwrap.dedent(example))
+    example = text.split("```yaml\n")[1].split("```")[0]
+    shop = policy(example)
 
     missing = {key for key in keys if key != "select" and not key.startswith("converge.rules.")}
     assert missing - rows == set()
