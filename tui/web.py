@@ -42,7 +42,7 @@ _SHUTDOWN = 1.0
 _PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 _LINK = r"<link[^>]*\bhref=[\"'](?!{own}/)https?://[^>]*>"
-"""The elements of the page that load a font from another site than `own`."""
+"""The elements of the page that load a font from a site other than `own`."""
 
 
 class TokenRequired(Server):

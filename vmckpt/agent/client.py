@@ -81,7 +81,7 @@ _installing = WeakKeyDictionary()
 _FRESH = Seconds(60.0)
 _known: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, str]]]
 _known = WeakKeyDictionary()
-"""For each host on which a bundle had to be found: when that was, and the path of its launcher."""
+"""By host: when a bundle of the agent was last found there, and the path of its launcher."""
 _seen: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, tuple[str, ...]]]]
 _seen = WeakKeyDictionary()
 """For each host: when `find_installed` found its agent, and the command that starts the agent."""

@@ -46,7 +46,7 @@ class StallForm(Section):
 
 
 class CostForm(Section):
-    """What the moment of the switch to post-copy costs: how much each second counts."""
+    """Weights of the times whose sum decides when to switch to post-copy."""
 
     total_time: Weight = Field(
         _COST.total_time, description="Weight of the time until the migration ends."

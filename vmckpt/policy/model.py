@@ -290,7 +290,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchCost:
-    """What the moment of the switch to post-copy costs: how much each second counts."""
+    """Weights of the times whose sum decides when to switch to post-copy."""
 
     total_time: float = 1.0
     """Weight of the time until the migration ends."""

@@ -45,9 +45,9 @@ class World:
     """Bytes of pages that are not all zero."""
     memory: float
     curve: DirtyCurve
-    """What the guest writes."""
+    """The guest's actual writes."""
     known: DirtyCurve = UNKNOWN
-    """What the rules know of it."""
+    """The guest's writes as measured before the migration, which the rules use."""
     bandwidth: float
     """Bytes per second in the first pass, in which the target must allocate every page."""
     later_bandwidth: float

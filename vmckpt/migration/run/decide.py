@@ -313,7 +313,10 @@ def _excess(bound: float, track: PassHistory, done: AppliedActions) -> str | Non
 def _lowest_cost(
     weights: SwitchCost, terms: RunTerms, track: PassHistory, done: AppliedActions
 ) -> str | None:
-    """Unknown writes are no reason for a switch: without a measurement, not in the first pass."""
+    """Return why a switch to post-copy now costs least; None if it does not, or this is unknown.
+
+    Without a measurement of the guest's writes, the cost is unknown in the first pass.
+    """
     if track.last is None or not track.passes or not track.bandwidth or not track.curve.points:
         return None
     here, allowed = track.passes[-1], terms.policy.limits.postcopy_bandwidth

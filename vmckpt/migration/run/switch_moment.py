@@ -123,7 +123,7 @@ def best_now(
 ) -> Ending | None:
     """Return the ending after a switch now; None if a later moment, or no switch, costs less.
 
-    A cost that is only a little lower is not waited for, since the next sample may miss the moment.
+    A cost that is only a little lower is no reason to wait: the next sample may miss the moment.
     """
     ahead = endings(curve, here, network, max_downtime)
     now = next(ahead)
