@@ -290,14 +290,18 @@ def _write_tracking(name: str, probe: HostProbe) -> Iterator[Finding]:
     why, hint = None, None
     if probe.kernel < _TRACKS_WRITES:
         needed = ".".join(map(str, _TRACKS_WRITES))
-        why, hint = f"Linux is {version}; {needed} or later is needed", f"boot Linux {needed}"
+        why = f"Linux is {version}; {needed} or later is needed"
+        hint = f"boot Linux {needed} or later"
     elif probe.no_trace is not None:
         why, hint = str(probe.no_trace), _TRACES[probe.no_trace]
     yield _finding(
         "write-tracking", Severity.OK if why is None else Severity.INFO, name,
         f"writes of guests can be tracked (Linux {version})" if why is None else
+        "writes of guests can be tracked only by soft-dirty bits, which is slower, and snapshots"
+        f" read all memory: {why}"
+        if probe.soft_dirty else
         "writes of guests cannot be tracked, so protections compare their whole memory in each"
-        f" epoch, and snapshots read all memory: {why}",
+        f" epoch, and snapshots read all memory: {why}, and the kernel has no soft-dirty bits",
         hint,
     )  # fmt: skip
 

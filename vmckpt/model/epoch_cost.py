@@ -10,6 +10,7 @@ class Finder(StrEnum):
     """Methods to find changed pages."""
 
     WRITE_TRACKING = "write-tracking"
+    SOFT_DIRTY = "soft-dirty"
     COMPARE = "compare"
 
 
@@ -19,8 +20,8 @@ class EpochCost:
 
     finder: Finder
     why: str = ""
-    """Why writes cannot be tracked; empty if they can."""
+    """Why a better method cannot be used; empty if the method is the best one or was chosen."""
     scan: Seconds | None = None
-    """Duration of a scan; None: not measured."""
+    """Time to find the changed pages; None: not measured."""
     written: Bytes = Bytes(0)
-    """Size of the pages that the guest wrote between two scans, 0.1 s apart."""
+    """Size of the pages that the guest wrote in 0.1 s."""

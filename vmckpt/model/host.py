@@ -124,6 +124,8 @@ class HostProbe:
     """Major and minor version of the Linux kernel; None if unknown."""
     no_trace: NoTrace | None = None
     """None: no reason is known."""
+    soft_dirty: bool = False
+    """The kernel sets soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)."""
     systemd: bool = False
     """systemd manages the host."""
 

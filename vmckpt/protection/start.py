@@ -228,6 +228,7 @@ class Beginning:
                            if one["name"] in shared and one["kind"] == "file"],
                 "nodes": {disk["name"]: disk["node"] for disk in disks},
                 "devices": looked["devices"], "private": looked["private"],
+                "finder": looked["epoch_cost"]["finder"],
                 "finder_why": looked["epoch_cost"]["why"],
             },
         )  # fmt: skip

@@ -48,9 +48,20 @@ may_fault() {
     return 1
 }
 """
+# Clears the soft-dirty bits of the shell, which then writes to its stack. Without
+# CONFIG_MEM_SOFT_DIRTY, no bit is ever set. Bit 55 is the highest bit of the seventh byte.
+_SOFT_DIRTY = r"""
+soft_dirty() {
+    stack=$(sed -n 's/-.*\[stack\]$//p' /proc/$$/maps)
+    [ -n "$stack" ] && { echo 4 >/proc/$$/clear_refs; } 2>/dev/null || return
+    dd if=/proc/$$/pagemap bs=8 skip=$((0x$stack / 4096)) count=256 2>/dev/null |
+        od -An -v -tx1 -w8 | grep -q '^\( ..\)\{6\} [89a-f]'
+}
+"""
 # printf is used because dash's echo would turn a backslash and an n into a line break.
 _SCRIPT = (
     _MAY_FAULT
+    + _SOFT_DIRTY
     + r"""
 say() { printf '%s\n' "$1"; }
 say "clock $(date +%s.%N)"
@@ -65,6 +76,7 @@ at=$backing; while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname "$at"); don
 say "backing-kind $(stat -f -c %T "$at" 2>/dev/null)"
 say "machine $(uname -m)"
 say "kernel $(uname -r)"
+soft_dirty && say "soft-dirty yes"
 say "yama $(cat /proc/sys/kernel/yama/ptrace_scope 2>/dev/null)"
 say "deny-ptrace $(cut -c1 /sys/fs/selinux/booleans/deny_ptrace 2>/dev/null)"
 say "caps $(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)"
@@ -121,6 +133,7 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
         certificates={path: decoded(body) for path, body in pems},
         kernel=_kernel(_first(found, "kernel")),
         no_trace=_no_trace(found),
+        soft_dirty="soft-dirty" in found,
         systemd="systemd" in found,
     )
 

@@ -94,7 +94,14 @@ def test_each_fault_is_found_and_has_a_mend(
     ("changes", "severity", "told"),
     [
         ({"kernel": (6, 7)}, Severity.OK, "can be tracked (Linux 6.7)"),
-        ({"kernel": (6, 1)}, Severity.INFO, "all memory: Linux is 6.1; 6.7 or later is needed"),
+        (
+            {"kernel": (6, 1)}, Severity.INFO,
+            "all memory: Linux is 6.1; 6.7 or later is needed, and the kernel has no soft-dirty",
+        ),
+        (
+            {"kernel": (6, 1), "soft_dirty": True}, Severity.INFO,
+            "only by soft-dirty bits, which is slower, and snapshots read all memory: Linux is 6.1",
+        ),
         (
             {"kernel": (6, 18), "no_trace": NoTrace.YAMA}, Severity.INFO,
             "all memory: kernel.yama.ptrace_scope = 3 forbids ptrace(2)",

@@ -1,9 +1,11 @@
 import base64
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.shell import Shell
+from vmckpt.capture.memory import soft_dirty
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import NoTrace
 from vmckpt.remote import probe
@@ -61,6 +63,15 @@ def test_what_keeps_agents_from_tracing_qemu(old: str, new: str, why: NoTrace | 
     assert (seen.no_trace, seen.systemd) == (why, True)
     seen = probe.parse(ANSWER, asked=0, answered=0, host="a")
     assert (seen.no_trace, seen.systemd) == (None, False)
+
+
+def test_soft_dirty_bits_are_looked_for() -> None:
+    script = probe._SOFT_DIRTY + "soft_dirty && echo yes"
+    told = subprocess.run(["sh", "-s"], input=script, capture_output=True, text=True, check=False)
+    assert (told.stdout == "yes\n") == soft_dirty.is_supported()
+    assert told.stderr == ""
+    seen = probe.parse(f"{ANSWER}soft-dirty yes\n", asked=0, answered=0, host="a")
+    assert seen.soft_dirty
 
 
 @pytest.mark.parametrize(

@@ -188,16 +188,18 @@ class _Agent:
 
         Raises CannotTrack, CannotCapture, HypervisorError, OSError.
         """
+        why = str(self._session.extra.get("finder_why", ""))
         if private_blocks(self._session) is None:
-            self._status.finds(Finder.COMPARE, str(self._session.extra.get("finder_why", "")))
+            self._status.finds(Finder.COMPARE, why)
             files = memory_files.files(monitor, self._process)
             return CopiedMemory(files, memory_of(self.folder), stack)
-        self._status.finds(Finder.WRITE_TRACKING, "the kernel reports the pages that QEMU writes")
         tracker.end(monitor.guest)  # a snapshot may have been taken since `protect` examined it
+        finder = Finder(self._session.extra.get("finder", Finder.WRITE_TRACKING))
+        self._status.finds(finder, why or "the kernel reports the pages that QEMU writes")
         found = ram_blocks.find(monitor, self._process)
         blocks = tracked_memory.blocks_of(found, self._process)
         hot = tracked_memory.HOT_MOVE if self._session.moves else tracked_memory.HOT
-        return TrackedMemory(self._process, blocks, stack, hot=hot)
+        return TrackedMemory(self._process, blocks, stack, hot=hot, finder=finder)
 
     def _capturer(
         self, monitor: QmpMonitor, memory: ProtectedMemory, filters: Buffers,

@@ -77,17 +77,20 @@ def _memory_facts(monitor: QmpMonitor, process: HeldProcess, finder: str) -> dic
         cost = EpochCost(finder=Finder.COMPARE, why=exc.message)
     else:
         tracker.end(monitor.guest)  # of its snapshots; the next one reads all memory
-        cost = epoch_cost.measure(process, [one.range for one in (*found.guest, *found.private)])
-        if cost.finder is Finder.WRITE_TRACKING:
+        cost = epoch_cost.measure(
+            process, [one.range for one in (*found.guest, *found.private)],
+            Finder(finder) if finder else None,
+        )  # fmt: skip
+        if cost.finder is not Finder.COMPARE:
             return {
                 "memory": [one.range.size for one in found.guest],
                 "private": [[one.name, one.range.size] for one in found.private],
                 "epoch_cost": asdict(cost),
             }  # fmt: skip
-    if finder == Finder.WRITE_TRACKING:
+    if finder not in ("", Finder.COMPARE):
         raise CannotCapture(
             f"the writes of {monitor.name} on {monitor.host} cannot be tracked: {cost.why}",
-            hint="run vmckpt doctor, or use --finder compare",
+            hint=f"run vmckpt doctor {monitor.host}, or omit --finder {finder}",
         )
     files = memory_files.files(monitor, process)
     return {

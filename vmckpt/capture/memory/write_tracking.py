@@ -57,6 +57,10 @@ class Why(Enum):
 
     OLD_KERNEL = "the kernel does not support it; Linux 6.7 or later is needed"
     NOT_PERMITTED = "QEMU is not permitted to create a userfaultfd"
+    NO_SOFT_DIRTY = "the kernel does not mark written pages (CONFIG_MEM_SOFT_DIRTY)"
+    NOT_ANONYMOUS = "its memory is in a file or huge pages, whose soft-dirty bits are not reliable"
+    NO_ACCESS = "its page tables must not be read"
+    IN_USE = "another vmckpt process is using its soft-dirty bits"
     CONFLICT = "another userfaultfd is tracking its memory, as for a snapshot or post-copy"
     NO_CALL = "no system call could be made in QEMU"
     NOT_WANTED = "another method was chosen"
@@ -72,7 +76,8 @@ class CannotTrack(VmckptError):
     exit_code = 10
 
     def __init__(self, process: int, why: Why, detail: str = "") -> None:
-        super().__init__(f"process {process}: {why.value}{detail and f' ({detail})'}")
+        self.reason = f"{why.value}{detail and f' ({detail})'}"
+        super().__init__(f"process {process}: {self.reason}")
         self.why = why
 
 
@@ -136,14 +141,16 @@ class WriteTracking:
         """
         return [self._scan(one, 0) for one in self._ranges]
 
-    def collect(self, index: int) -> Runs:
-        """Like `scan`, for the range with this index, but also protect the pages.
+    def collect_all(self) -> list[Runs]:
+        """Like `scan`, but also protect the pages. Raises CannotTrack; some are then protected.
 
         The kernel finds and protects each page in one step, so no write in between is missed. It is
         called only for the ranges around written pages: under KVM, a call drops the mappings of its
-        whole range, and the next access to each of these pages faults. Raises CannotTrack.
+        whole range, and the next access to each of these pages faults.
         """
-        one = self._ranges[index]
+        return [self._collect(one) for one in self._ranges]
+
+    def _collect(self, one: MemoryRange) -> Runs:
         near = merged(self._scan(one, 0), _NEAR)
         if len(near) > _MANY:
             near = np.array([[near[0, 0], near[-1, 1]]])
@@ -153,10 +160,6 @@ class WriteTracking:
             for first, end in near.tolist()
         ]
         return _joined(found)
-
-    def collect_all(self) -> list[Runs]:
-        """Call `collect` for each range."""
-        return [self.collect(index) for index in range(len(self._ranges))]
 
     def _begin(self) -> None:
         pid = self._process.pid

@@ -1,4 +1,4 @@
-"""A protected guest's memory, whose changes are found by write tracking.
+"""A protected guest's memory, whose changes the kernel reports; see `trackers`.
 
 Neither a copy of the memory nor shared memory is needed, and the pause depends on the pages that
 were written, not on the size of the memory.
@@ -28,9 +28,11 @@ from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.page_diff import Flags, Numbers, held
 from vmckpt.capture.memory.process_memory import ProcessMemory
 from vmckpt.capture.memory.ram_blocks import RamBlocks
-from vmckpt.capture.memory.write_tracking import MemoryRange, Runs, WriteTracking, numbers
+from vmckpt.capture.memory.write_tracking import MemoryRange, Runs, numbers
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.model.epoch_cost import Finder
+from vmckpt.replication.dirty_pages import trackers
 from vmckpt.replication.dirty_pages.finder import Changed, Pages
 from vmckpt.replication.dirty_pages.hot_pages import HotPages
 from vmckpt.replication.primary.memory import Pause, Piece, cut, differing
@@ -89,13 +91,13 @@ class TrackedMemory:
 
     def __init__(
         self, process: HeldProcess, blocks: Sequence[MemoryBlock], stack: ExitStack, *,
-        hot: int = HOT,
+        hot: int = HOT, finder: Finder = Finder.WRITE_TRACKING,
     ) -> None:  # fmt: skip
-        """`hot`: see `HOT`. Raises CannotTrack."""
+        """`hot`: see `HOT`. `finder`: one of `trackers.BEST_FIRST`. Raises CannotTrack."""
         ranges = [one.range for one in blocks]
         self._memory = ProcessMemory(process, ranges)
         self._files = [one.file for one in blocks]
-        self._writes = stack.enter_context(WriteTracking(process, ranges))
+        self._writes = stack.enter_context(trackers.track(finder, process, ranges))
         # Every page counts as written until it is protected. What the backup has is not known.
         self._tracking = False
         total = sum(one.size for one in ranges)
@@ -114,6 +116,7 @@ class TrackedMemory:
 
         def run() -> None:
             try:
+                self._mark_written()
                 future.set_result([self._changed(index) for index in range(len(self._blocks))])
             except Exception as exc:  # noqa: BLE001 - raised in the thread that waits
                 future.set_exception(exc)
@@ -122,11 +125,7 @@ class TrackedMemory:
         return future
 
     def changes(self, pause: Pause) -> list[Changed]:
-        def mark_written() -> None:
-            for index, block in enumerate(self._blocks):
-                block.stale[numbers(self._writes.collect(index))] = True
-
-        pause(mark_written)
+        pause(self._mark_written)
         return [
             Changed(numbers=_NONE, pages=_NO_PAGES, whole=np.flatnonzero(one.stale))
             for one in self._blocks
@@ -161,10 +160,20 @@ class TrackedMemory:
             block.hot.forget(np.ones(len(block.stale), dtype=np.bool_))
         return int(sum(np.count_nonzero(one.stale) for one in self._blocks))
 
+    def _mark_written(self) -> None:
+        """Mark the pages as stale that the paused guest has written. Raises CannotTrack."""
+        try:
+            found = self._writes.collect_all()
+        except BaseException:  # what was found until then is not known
+            for block in self._blocks:
+                block.stale[:] = True
+            raise
+        for block, runs in zip(self._blocks, found, strict=True):
+            block.stale[numbers(runs)] = True
+
     def _changed(self, index: int) -> Changed:
         """Copy the stale pages of the paused guest."""
         block = self._blocks[index]
-        block.stale[numbers(self._writes.collect(index))] = True
         found = np.flatnonzero(block.stale)
         if len(block.arena) < len(found) <= _ARENA:
             block.arena = np.empty((len(found) * 5 // 4, PAGE // 8), dtype=np.uint64)

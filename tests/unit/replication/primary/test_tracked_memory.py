@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from tests.support.replicas import SHORT, mapped, two_ends
 from tests.support.written_process import WrittenProcess
 from vmckpt.capture.memory.process_memory import ProcessMemory
-from vmckpt.capture.memory.write_tracking import WriteTracking
+from vmckpt.capture.memory.write_tracking import CannotTrack, Runs, Why, WriteTracking
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary.memory import answer
 from vmckpt.replication.primary.tracked_memory import (
@@ -150,14 +149,13 @@ def test_ten_thousand_epochs_in_a_row_lose_no_page() -> None:
 def test_pages_are_protected_only_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a write between the scan and the protection, or of a disk's controller, is missed."""
     states = []
-    for name in ("collect",):
-        real = getattr(WriteTracking, name)
+    real = WriteTracking.collect_all
 
-        def watched(self: WriteTracking, *words: Any, real: Any = real) -> Any:
-            states.append(state_of(self._process.pid))
-            return real(self, *words)
+    def watched(self: WriteTracking) -> list[Runs]:
+        states.append(state_of(self._process.pid))
+        return real(self)
 
-        monkeypatch.setattr(WriteTracking, name, watched)
+    monkeypatch.setattr(WriteTracking, "collect_all", watched)
     with WrittenProcess(SIZE) as process, ExitStack() as stack:
         both = Both(process, stack, 50)
         for _ in range(3):
@@ -165,6 +163,26 @@ def test_pages_are_protected_only_in_a_pause(monkeypatch: pytest.MonkeyPatch) ->
             both.pass_over()
             process.wait()
     assert states == ["T"] * 4
+
+
+def test_a_collection_that_failed_halfway_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = WriteTracking.collect_all
+
+    def halfway(self: WriteTracking) -> list[Runs]:
+        real(self)
+        raise CannotTrack(self._process.pid, Why.GONE)
+
+    with WrittenProcess(SIZE) as process, ExitStack() as stack:
+        both = Both(process, stack, 10)
+        both.pass_over()
+        process.write([7])
+        with monkeypatch.context() as patched:
+            patched.setattr(WriteTracking, "collect_all", halfway)
+            searching = both.memory.begin()
+            with pytest.raises(CannotTrack):
+                searching.result()
+        both.epoch()
+        assert both.follows()
 
 
 def test_a_hot_page_travels_as_a_difference() -> None:
