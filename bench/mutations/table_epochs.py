@@ -474,17 +474,16 @@ _WRITE_TRACKING = (
     Mutation(
         name="failed-capture-forgets-pages", area=Area.WRITE_TRACKING,
         file="vmckpt/replication/primary/tracked_memory.py",
-        old="        block.stale[numbers(self._writes.collect(index))] = True\n"
-        "        found = np.flatnonzero(block.stale)\n",
-        new="        found = numbers(self._writes.collect(index))\n",
+        old="            block.stale[numbers(runs)] = True\n",
+        new="            block.stale[:] = False\n            block.stale[numbers(runs)] = True\n",
         suite=_TRACKED,
         breaks="Pages that a failed capture found written are in no later epoch.",
     ),
     Mutation(
         name="pass-protects-a-running-guest", area=Area.WRITE_TRACKING,
         file="vmckpt/replication/primary/tracked_memory.py",
-        old="        pause(mark_written)\n",
-        new="        mark_written()\n",
+        old="        pause(self._mark_written)\n",
+        new="        self._mark_written()\n",
         suite=_TRACKED,
         breaks="Pages written by a disk read in flight are in no epoch.",
     ),
@@ -511,6 +510,22 @@ _WRITE_TRACKING = (
         new="        while not found:\n",
         suite=unit("capture/memory/write_tracking"),
         breaks="Written pages after the first 65,536 runs are missed.",
+    ),
+    Mutation(
+        name="discarded-page-is-not-written", area=Area.WRITE_TRACKING,
+        file="vmckpt/capture/memory/soft_dirty.py",
+        old="(now & _WRITTEN | (now ^ before) & _PLACE) != 0",
+        new="(now & _WRITTEN) != 0",
+        suite=unit("capture/memory/soft_dirty"),
+        breaks="A page that QEMU discarded keeps its old content in the standby.",
+    ),
+    Mutation(
+        name="soft-dirty-bits-are-shared", area=Area.WRITE_TRACKING,
+        file="vmckpt/capture/memory/soft_dirty.py",
+        old="fcntl.LOCK_EX | fcntl.LOCK_NB",
+        new="fcntl.LOCK_SH | fcntl.LOCK_NB",
+        suite=unit("capture/memory/soft_dirty"),
+        breaks="Two protections clear each other's bits, and their standbys lack pages.",
     ),
 )  # fmt: skip
 

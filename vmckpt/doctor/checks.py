@@ -43,6 +43,10 @@ _TRACES = {
 }
 
 
+_UNTESTED = "; this is untested on arm64"
+_TRY = "test it: protect a guest, then run vmckpt failover GUEST --test"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSeen:
     """The result of a status query to one fence device of a host."""
@@ -273,13 +277,15 @@ def _watchdog(name: str, probe: HostProbe) -> Iterator[Finding]:
     """Report what would enforce the leases of protected guests on the host."""
     kept_by = rules.kill_method(timer=probe.no_trace is None, systemd=probe.systemd)
     why = "" if probe.no_trace is None else f" (not by the kernel: {probe.no_trace})"
+    severity, hint = _WATCHDOGS[kept_by], None
+    if probe.no_trace is not None:
+        hint = _TRACES[probe.no_trace]
+    elif probe.untested:
+        severity, why, hint = Severity.INFO, _UNTESTED, _TRY
     yield _finding(
-        "watchdog",
-        _WATCHDOGS[kept_by],
-        name,
-        f"leases of protected guests are enforced by {kept_by}{why}",
-        None if probe.no_trace is None else _TRACES[probe.no_trace],
-    )
+        "watchdog", severity, name, f"leases of protected guests are enforced by {kept_by}{why}",
+        hint,
+    )  # fmt: skip
 
 
 def _write_tracking(name: str, probe: HostProbe) -> Iterator[Finding]:
@@ -294,15 +300,17 @@ def _write_tracking(name: str, probe: HostProbe) -> Iterator[Finding]:
         hint = f"boot Linux {needed} or later"
     elif probe.no_trace is not None:
         why, hint = str(probe.no_trace), _TRACES[probe.no_trace]
+    untested = why is None and probe.untested
     yield _finding(
-        "write-tracking", Severity.OK if why is None else Severity.INFO, name,
-        f"writes of guests can be tracked (Linux {version})" if why is None else
+        "write-tracking", Severity.INFO if why or untested else Severity.OK, name,
+        f"writes of guests can be tracked (Linux {version}){_UNTESTED if untested else ''}"
+        if why is None else
         "writes of guests can be tracked only by soft-dirty bits, which is slower, and snapshots"
         f" read all memory: {why}"
         if probe.soft_dirty else
         "writes of guests cannot be tracked, so protections compare their whole memory in each"
         f" epoch, and snapshots read all memory: {why}, and the kernel has no soft-dirty bits",
-        hint,
+        _TRY if untested else hint,
     )  # fmt: skip
 
 

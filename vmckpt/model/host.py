@@ -93,7 +93,7 @@ class HostFacts:
 class NoTrace(StrEnum):
     """Why agents on a host cannot trace QEMU, as far as is known without trying."""
 
-    PROCESSOR = "only x86-64 is supported"
+    PROCESSOR = "only x86-64 and arm64 are supported"
     YAMA = "kernel.yama.ptrace_scope = 3 forbids ptrace(2)"
     SELINUX = "SELinux's deny_ptrace forbids ptrace(2)"
     CAPABILITY = "the ssh login lacks CAP_SYS_PTRACE"
@@ -124,6 +124,8 @@ class HostProbe:
     """Major and minor version of the Linux kernel; None if unknown."""
     no_trace: NoTrace | None = None
     """None: no reason is known."""
+    untested: bool = False
+    """vmckpt has never made a system call in QEMU on this architecture."""
     soft_dirty: bool = False
     """The kernel sets soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)."""
     systemd: bool = False

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
+from vmckpt.hypervisor.qemu_process.architecture import ARCHITECTURES, UNTESTED
 from vmckpt.model.host import (
     CA,
     CLIENT,
@@ -133,6 +134,7 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
         certificates={path: decoded(body) for path, body in pems},
         kernel=_kernel(_first(found, "kernel")),
         no_trace=_no_trace(found),
+        untested=_first(found, "machine") in UNTESTED,
         soft_dirty="soft-dirty" in found,
         systemd="systemd" in found,
     )
@@ -146,7 +148,7 @@ def _kernel(release: str) -> tuple[int, int] | None:
 
 def _no_trace(found: dict[str, list[str]]) -> NoTrace | None:
     """Return why agents cannot trace QEMU, or None; facts that are not reported are ignored."""
-    if _first(found, "machine") not in ("", "x86_64"):
+    if _first(found, "machine") not in ("", *ARCHITECTURES):
         return NoTrace.PROCESSOR
     if _first(found, "yama") == "3":
         return NoTrace.YAMA

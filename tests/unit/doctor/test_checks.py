@@ -94,6 +94,7 @@ def test_each_fault_is_found_and_has_a_mend(
     ("changes", "severity", "told"),
     [
         ({"kernel": (6, 7)}, Severity.OK, "can be tracked (Linux 6.7)"),
+        ({"kernel": (6, 8), "untested": True}, Severity.INFO, "; this is untested on arm64"),
         (
             {"kernel": (6, 1)}, Severity.INFO,
             "all memory: Linux is 6.1; 6.7 or later is needed, and the kernel has no soft-dirty",
@@ -123,6 +124,10 @@ def test_it_is_told_whether_writes_can_be_tracked(
     ("changes", "severity", "told"),
     [
         ({}, Severity.OK, "enforced by the kernel and a watchdog"),
+        (
+            {"untested": True}, Severity.INFO,
+            "enforced by the kernel and a watchdog; this is untested on arm64",
+        ),
         (
             {"no_trace": NoTrace.YAMA, "systemd": True}, Severity.INFO,
             "enforced by a watchdog in a systemd unit of its own (not by the kernel:"

@@ -49,7 +49,8 @@ TRACING = "machine x86_64\nyama 1\ndeny-ptrace 0\ncaps 000001ffffffffff\nsystemd
     ("old", "new", "why"),
     [
         ("", "", None),
-        ("x86_64", "aarch64", NoTrace.PROCESSOR),
+        ("x86_64", "riscv64", NoTrace.PROCESSOR),
+        ("x86_64", "aarch64", None),
         ("yama 1", "yama 3", NoTrace.YAMA),
         ("yama 1", "yama ", None),  # a kernel without it
         ("deny-ptrace 0", "deny-ptrace 1", NoTrace.SELINUX),
@@ -72,6 +73,12 @@ def test_soft_dirty_bits_are_looked_for() -> None:
     assert told.stderr == ""
     seen = probe.parse(f"{ANSWER}soft-dirty yes\n", asked=0, answered=0, host="a")
     assert seen.soft_dirty
+
+
+def test_an_architecture_on_which_nothing_was_tested_is_known() -> None:
+    for machine, untested in (("x86_64", False), ("aarch64", True)):
+        answer = ANSWER + TRACING.replace("x86_64", machine)
+        assert probe.parse(answer, asked=0, answered=0, host="a").untested == untested
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ class Why(Enum):
     """Why a guest's writes cannot be tracked."""
 
     OLD_KERNEL = "the kernel does not support it; Linux 6.7 or later is needed"
+    PAGE_SIZE = "the kernel's pages are larger than 4 KiB"
     NOT_PERMITTED = "QEMU is not permitted to create a userfaultfd"
     NO_SOFT_DIRTY = "the kernel does not mark written pages (CONFIG_MEM_SOFT_DIRTY)"
     NOT_ANONYMOUS = "its memory is in a file or huge pages, whose soft-dirty bits are not reliable"
@@ -163,6 +164,8 @@ class WriteTracking:
 
     def _begin(self) -> None:
         pid = self._process.pid
+        if os.sysconf("SC_PAGESIZE") != PAGE:  # possible on arm64
+            raise CannotTrack(pid, Why.PAGE_SIZE)
         try:
             _try_here()  # so that QEMU is not stopped if its kernel is too old
         except OSError as exc:

@@ -5,25 +5,31 @@ that returns by itself: the system call, then rt_sigreturn(2) with a frame of th
 registers. If the tracer is killed at any moment, the process therefore continues as after a signal.
 
 The thread must be waiting in a system call, as QEMU's main thread nearly always is. That call is
-interrupted, and the kernel restarts it afterwards. This works only on x86-64.
+interrupted, and the kernel restarts it afterwards. See `architecture` for the processors that are
+supported; arm64 is untested.
 """
 
 import ctypes
 import os
 import platform
 import re
-import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 from vmckpt.errors import VmckptError
+from vmckpt.hypervisor.qemu_process.architecture import (
+    ARCHITECTURES,
+    Architecture,
+    Gadgets,
+    Registers,
+    Request,
+)
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.units import Seconds
 
@@ -34,28 +40,18 @@ LIMIT = Seconds(1.0)
 SCRATCH = 2048
 """Bytes of memory for the arguments of a call."""
 _SEIZE, _INTERRUPT, _DETACH, _CONT, _SYSCALL = 0x4206, 0x4207, 17, 7, 24
-_GETREGS, _SETREGS = 12, 13
+_GETREGSET, _SETREGSET = 0x4204, 0x4205
+_GENERAL, _FLOATING = 1, 2  # NT_PRSTATUS, NT_PRFPREG
 _MARK_SYSCALLS = 1  # PTRACE_O_TRACESYSGOOD
 _WALL = 0x40000000
 _EVENT_STOP = 128
-_AT_SYSCALL, _EINTR = 5 | 0x80, 4
-_NO_CALL = (1 << 64) - 1
-_CALL, _CALL_RET = b"\x0f\x05", b"\x0f\x05\xc3"
-# mov $15, %rax; syscall: the return from a signal handler in glibc and musl.
-_SIGRETURN = re.compile(rb"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05|\xb8\x0f\x00\x00\x00\x0f\x05")
+_AT_SYSCALL = 5 | 0x80
 _RED_ZONE = 128
-_NAMES = (
-    "r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx",
-    "rsi", "rdi", "orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es",
-    "fs", "gs",
-)  # fmt: skip
-_IN_FRAME = (
-    "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "rdi", "rsi", "rbp", "rbx", "rdx", "rax",
-    "rcx", "rsp", "rip", "eflags",
-)  # fmt: skip
-_ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
-# UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
-_FRAME_FLAGS = 6
+_LIBRARY = re.compile(r"/(libc|ld-musl)[-.]|\[vdso\]")
+_FRAME = 1536
+"""Bytes below the scratch bytes for the detour's frame."""
+_MOST = 1024
+"""Bytes for a set of registers."""
 
 
 class Why(Enum):
@@ -78,48 +74,13 @@ class CannotInject(VmckptError):
         self.why = why
 
 
-class Registers(ctypes.Structure):
-    """`struct user_regs_struct` of x86-64."""
-
-    _fields_ = tuple((name, ctypes.c_ulonglong) for name in _NAMES)
-
-
-@dataclass(frozen=True, slots=True)
-class Gadgets:
-    """Addresses of the instructions in the process that form the detour."""
-
-    call: int
-    """A `syscall` and a `ret` instruction."""
-    back: int
-    """The instructions that call rt_sigreturn(2)."""
-
-
-def frame(registers: Registers, blocked: int) -> bytes:
-    """Return the frame for rt_sigreturn(2): `struct rt_sigframe` without its return address.
-
-    `blocked`: the mask of blocked signals. The interrupted call returns EINTR. The frame has no
-    floating point registers: a thread in a system call does not need them.
-    """
-    values = {name: getattr(registers, name) for name in _IN_FRAME}
-    values["rax"] = -_EINTR & _NO_CALL
-    context = struct.pack("<18Q", *(values[name] for name in _IN_FRAME))
-    segments = struct.pack(
-        "<4H", registers.cs & 0xFFFF, registers.gs & 0xFFFF, registers.fs & 0xFFFF,
-        registers.ss & 0xFFFF,
-    )  # fmt: skip
-    # err, trapno, oldmask, cr2, no floating point, reserved
-    context += segments + bytes(4 * 8) + bytes(8) + bytes(8 * 8)
-    head = struct.pack("<QQQiiQ", _FRAME_FLAGS, 0, 0, 0, 0, 0)
-    return head + context + struct.pack("<Q", blocked)
-
-
 class Stopped:
     """A thread stopped in a system call. Valid only inside `run`."""
 
     def __init__(self, tracer: "_Tracer", registers: Registers) -> None:
         self._tracer = tracer
         self._registers = registers
-        self.scratch = _scratch(tracer.pid, registers.rsp)
+        self.scratch = _scratch(tracer.pid, registers[tracer.machine.stack])
         """Address of SCRATCH bytes that are unused until the thread runs again."""
 
     def write(self, content: bytes) -> None:
@@ -132,8 +93,12 @@ class Stopped:
         """Read a call's output from the scratch bytes, at offset `at`."""
         return self._tracer.read(self.scratch + at, length)
 
-    def call(self, number: int, *arguments: int) -> int:
-        """Make a system call and return its result. Raises OSError if it failed."""
+    def call(self, name: str, *arguments: int) -> int:
+        """Make a system call and return its result. Raises OSError if it failed.
+
+        `name`: one of `Architecture.numbers`.
+        """
+        number = self._tracer.machine.numbers[name]
         result = self._tracer.step(self._registers, self.scratch, number, arguments)
         if -4096 < result < 0:
             raise OSError(-result, os.strerror(-result))
@@ -146,7 +111,8 @@ def run(process: HeldProcess, work: Callable[[Stopped], T], limit: Seconds = LIM
     `work` may make several calls. Returns the result of `work`. `limit`: time for stopping the
     thread and for all calls, in seconds. Raises CannotInject, and any error from `work`.
     """
-    if platform.machine() != "x86_64":
+    machine = ARCHITECTURES.get(platform.machine())
+    if machine is None:
         raise CannotInject(process.pid, Why.UNSUPPORTED, f"CPU architecture {platform.machine()}")
     # A thread of its own does the tracing: when it ends, the kernel detaches it from the process.
     done: list[T] = []
@@ -154,7 +120,7 @@ def run(process: HeldProcess, work: Callable[[Stopped], T], limit: Seconds = LIM
 
     def trace() -> None:
         try:
-            done.append(_Tracer(process, limit).run(work))
+            done.append(_Tracer(process, machine, limit).run(work))
         except BaseException as exc:  # noqa: BLE001 - the caller's thread raises it
             failed.append(exc)
 
@@ -169,8 +135,9 @@ def run(process: HeldProcess, work: Callable[[Stopped], T], limit: Seconds = LIM
 class _Tracer:
     """Traces a process from the current thread. The kernel detaches it when the thread ends."""
 
-    def __init__(self, process: HeldProcess, limit: Seconds) -> None:
+    def __init__(self, process: HeldProcess, machine: Architecture, limit: Seconds) -> None:
         self.pid = process.pid
+        self.machine = machine
         self._process = process
         self._until = time.monotonic() + limit
         self._signals: list[int] = []
@@ -193,7 +160,7 @@ class _Tracer:
         finally:
             with suppress(OSError):  # the thread is in the detour, which returns, or has ended
                 # With the old registers, the kernel restarts the interrupted call.
-                _ptrace(_SETREGS, self.pid, ctypes.addressof(registers))
+                self._set(registers)
                 self._let_go()
 
     def _stop(self) -> Registers:
@@ -238,30 +205,35 @@ class _Tracer:
         return signal
 
     def _registers(self) -> Registers:
-        registers = Registers()
-        _ptrace(_GETREGS, self.pid, ctypes.addressof(registers))
-        return registers
+        return self.machine.unpack(self._regset(_GENERAL))
+
+    def _regset(self, which: int) -> bytes:
+        content = ctypes.create_string_buffer(_MOST)
+        vector = _IoVector(ctypes.addressof(content), _MOST)
+        _ptrace(_GETREGSET, self.pid, ctypes.addressof(vector), which)
+        return content.raw[: vector.length]
+
+    def _set(self, registers: Registers) -> None:
+        content = self.machine.pack(registers)
+        vector = _IoVector(ctypes.cast(content, ctypes.c_void_p).value, len(content))
+        _ptrace(_SETREGSET, self.pid, ctypes.addressof(vector), _GENERAL)
 
     def _in_call(self, registers: Registers) -> bool:
-        return (
-            ctypes.c_longlong(registers.orig_rax).value >= 0
-            and self.read(registers.rip - len(_CALL), len(_CALL)) == _CALL
-        )
+        at = self.machine.waits_at(registers)
+        return at is not None and self.read(at, len(self.machine.call)) == self.machine.call
 
     def step(self, before: Registers, scratch: int, number: int, arguments: tuple[int, ...]) -> int:
         """Run the detour up to the end of its system call, and return the call's result."""
-        gadgets = _gadgets(self.pid, _identity(self.pid))
-        at = scratch - 1024 & ~15
-        self.write(at, struct.pack("<Q", gadgets.back) + frame(before, _blocked(self.pid)))
-        call = Registers.from_buffer_copy(before)
-        call.rip, call.rsp, call.rax, call.orig_rax = gadgets.call, at, number, _NO_CALL
-        for name, value in zip(_ARGUMENTS, arguments, strict=False):
-            setattr(call, name, value)
-        _ptrace(_SETREGS, self.pid, ctypes.addressof(call))
+        gadgets = _gadgets(self.pid, _identity(self.pid), self.machine)
+        at = scratch - _FRAME & ~15
+        asked = Request(number, arguments, at, _blocked(self.pid), self._regset(_FLOATING))
+        detour = self.machine.detour(before, gadgets, asked)
+        self.write(at, detour.memory)
+        self._set(detour.registers)
         # Single-stepping is unsafe: if the tracer died, the trap flag would kill the process.
         self._go_on(_SYSCALL, _AT_SYSCALL)
         self._go_on(_SYSCALL, _AT_SYSCALL)
-        result = ctypes.c_longlong(self._registers().rax).value
+        result = ctypes.c_longlong(self._registers()[self.machine.result]).value
         # Leave the call and stop where the thread was stopped before.
         _ptrace(_INTERRUPT, self.pid, 0)
         self._go_on(_CONT, _EVENT_STOP)
@@ -290,9 +262,15 @@ class _Tracer:
             memory.write(content)
 
 
-def _ptrace(request: int, pid: int, data: int) -> None:
+class _IoVector(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _ptrace(request: int, pid: int, data: int, address: int = 0) -> None:
     library = _library()
-    if library.ptrace(request, pid, 0, data) < 0:
+    if library.ptrace(request, pid, address, data) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -311,8 +289,8 @@ def _identity(pid: int) -> str:
 
 
 @lru_cache(maxsize=64)
-def _gadgets(pid: int, started: str) -> Gadgets:
-    """Find the instructions in the process's C library. Raises CannotInject.
+def _gadgets(pid: int, started: str, machine: Architecture) -> Gadgets:
+    """Find the instructions in the process's C library or vDSO. Raises CannotInject.
 
     `started` keeps a cached result from being used for a later process with the same ID.
     """
@@ -322,9 +300,9 @@ def _gadgets(pid: int, started: str) -> Gadgets:
         for start, end in _executable(pid):
             memory.seek(start)
             text = memory.read(end - start)
-            if not call and (found := text.find(_CALL_RET)) >= 0:
+            if not call and (found := text.find(machine.call_and_return)) >= 0:
                 call = start + found
-            if not back and (match := _SIGRETURN.search(text)):
+            if not back and (match := machine.sigreturn.search(text)):
                 back = start + match.start()
             if call and back:
                 return Gadgets(call=call, back=back)
@@ -332,11 +310,11 @@ def _gadgets(pid: int, started: str) -> Gadgets:
 
 
 def _executable(pid: int) -> list[tuple[int, int]]:
-    """Return the executable mappings of the C library, as start and end address."""
+    """Return the executable mappings of the C library and the vDSO, as start and end address."""
     found = []
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
-        if "x" in words[1] and len(words) == 6 and re.search(r"/(libc|ld-musl)[-.]", words[5]):
+        if "x" in words[1] and len(words) == 6 and _LIBRARY.search(words[5]):
             start, end = (int(one, 16) for one in words[0].split("-"))
             found.append((start, end))
     return found

@@ -15,7 +15,6 @@ from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.lease.clock import boottime
 from vmckpt.units import Seconds
 
-_CREATE, _SETTIME, _DELETE = 222, 223, 226
 _BOOTTIME, _ABSOLUTE, _SIGKILL = 7, 1, 9
 _ID_AT = SCRATCH - 64
 _TIMER = re.compile(
@@ -65,7 +64,7 @@ def disarm(process: HeldProcess) -> None:
     def work(stopped: Stopped) -> None:
         timer = armed(process)
         if timer is not None:
-            stopped.call(_DELETE, timer)
+            stopped.call("timer_delete", timer)
 
     injection.run(process, work)
 
@@ -82,7 +81,7 @@ def why_not(process: HeldProcess) -> str | None:
     Tests this with a system call that changes nothing.
     """
     try:
-        injection.run(process, lambda stopped: stopped.call(_GETPID))
+        injection.run(process, lambda stopped: stopped.call("getpid"))
     except CannotInject as exc:
         return exc.message
     except OSError as exc:
@@ -90,13 +89,10 @@ def why_not(process: HeldProcess) -> str | None:
     return None
 
 
-_GETPID = 39
-
-
 def _create(stopped: Stopped) -> int:
     # struct sigevent: value, signal, SIGEV_SIGNAL
     stopped.write(struct.pack("<Qii", 0, _SIGKILL, 0).ljust(64, b"\0"))
-    stopped.call(_CREATE, _BOOTTIME, stopped.scratch, stopped.scratch + _ID_AT)
+    stopped.call("timer_create", _BOOTTIME, stopped.scratch, stopped.scratch + _ID_AT)
     return int(struct.unpack("<i", stopped.read(4, _ID_AT))[0])
 
 
@@ -105,4 +101,4 @@ def _settime(stopped: Stopped, timer: int, ends: Seconds | float) -> None:
     nanoseconds = int((ends - seconds) * 1e9)
     # struct itimerspec: no interval, then the time itself
     stopped.write(struct.pack("<4q", 0, 0, seconds, nanoseconds))
-    stopped.call(_SETTIME, timer, _ABSOLUTE, stopped.scratch, 0)
+    stopped.call("timer_settime", timer, _ABSOLUTE, stopped.scratch, 0)

@@ -17,7 +17,7 @@ from vmckpt.hypervisor.qemu_process.injection import Stopped
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.units import Seconds
 
-_USERFAULTFD, _CLOSE, _PIDFD_GETFD = 323, 3, 438
+_PIDFD_GETFD = 438  # on all architectures
 _USER_MODE_ONLY = 1
 _KIND = "anon_inode:[userfaultfd]"
 # `API: version:features:known features`, hexadecimal. The features are zero until UFFDIO_API.
@@ -36,11 +36,11 @@ def create(process: HeldProcess) -> int:
     """
 
     def work(stopped: Stopped) -> int:
-        inside = stopped.call(_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+        inside = stopped.call("userfaultfd", os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
         try:
             return duplicate(process, inside)
         finally:
-            stopped.call(_CLOSE, inside)
+            stopped.call("close", inside)
 
     close_unused(process)
     return injection.run(process, work)
@@ -70,7 +70,7 @@ def close_unused(process: HeldProcess) -> int:
     def work(stopped: Stopped) -> int:
         found = before & set(_unused(process))
         for number in found:
-            stopped.call(_CLOSE, number)
+            stopped.call("close", number)
         return len(found)
 
     return injection.run(process, work)

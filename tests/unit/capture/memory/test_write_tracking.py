@@ -1,5 +1,6 @@
 """Which pages a process has written, asked from outside."""
 
+import os
 import random
 import signal
 import subprocess
@@ -135,6 +136,13 @@ def test_an_older_kernel_is_named(process: WrittenProcess, monkeypatch: pytest.M
         tracked(process)
     assert caught.value.why is Why.OLD_KERNEL
     assert not process.watched()
+
+
+def test_larger_pages_are_refused(process: WrittenProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda _: 65536)
+    with pytest.raises(CannotTrack, match="larger than 4 KiB") as caught:
+        tracked(process)
+    assert caught.value.why is Why.PAGE_SIZE
 
 
 def test_a_refused_trace_is_named(process: WrittenProcess, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from vmckpt.hypervisor.qemu_process.injection import CannotInject, Stopped, Why
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.lease.clock import boottime
 
-# From linux/time.h, signal.h and the table of x86-64's system calls.
-CREATE, SETTIME, DELETE = 222, 223, 226
+# From linux/time.h and signal.h.
+CREATE, SETTIME, DELETE = "timer_create", "timer_settime", "timer_delete"
 CLOCK_BOOTTIME, TIMER_ABSTIME, SIGKILL, SIGEV_SIGNAL = 7, 1, 9, 0
 SCRATCH = 0x7000
 LEASE = "ID: {}\nsignal: 9/0000000000000000\nnotify: signal/pid.77\nClockID: 7\n"
@@ -32,7 +32,7 @@ class Qemu:
         self.has("")
         self.fails: Why | None = None
         self.dies = False
-        self.calls: list[tuple[int, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.written: list[bytes] = []
         self.scratch = SCRATCH
 
@@ -56,8 +56,8 @@ class Qemu:
         assert self.calls[-1][-1] == SCRATCH + at
         return struct.pack("<i", 3)[:length]
 
-    def call(self, number: int, *arguments: int) -> int:
-        self.calls.append((number, *arguments))
+    def call(self, name: str, *arguments: int) -> int:
+        self.calls.append((name, *arguments))
         return 0
 
     @property

@@ -10,8 +10,6 @@ from tests.support.written_process import WrittenProcess
 from vmckpt.capture.memory import write_tracking
 from vmckpt.hypervisor.qemu_process import injection, userfaultfd
 
-_USERFAULTFD = 323
-
 
 @pytest.fixture
 def process() -> Iterator[WrittenProcess]:
@@ -21,7 +19,7 @@ def process() -> Iterator[WrittenProcess]:
 
 def left_by_another(process: WrittenProcess) -> int:
     """As by an agent that was killed after the call. Its number in the process."""
-    return injection.run(process.held, lambda one: one.call(_USERFAULTFD, os.O_CLOEXEC | 1))
+    return injection.run(process.held, lambda one: one.call("userfaultfd", os.O_CLOEXEC | 1))
 
 
 def test_the_process_keeps_none(process: WrittenProcess) -> None:
