@@ -92,24 +92,14 @@ class Capturer:
             packets = self._output.close_epoch()
             mark("output")
 
-        with Drain(tape) as drain:
+        with Drain(tape) as drain, self._pausing(goes_on=goes_on):
             standstill = PausedCapture(monitor, self._undo, drain)
             try:
                 drain.hand_over(monitor)
-                # The guest cannot be stopped until its disk writes in flight are complete.
-                self._open_logs(True)
-                self._still(True)
                 changed = standstill.take(self._finder.begin, barrier, goes_on=goes_on)
             except BaseException:
-                drain.discard()
-                with suppress(HypervisorError, CaptureFailed):
-                    migration_settings.break_off(monitor, self._undo)
-                    self._still(False)
+                drain.discard()  # a migration that is cancelled waits for the reader of its pipe
                 raise
-            finally:
-                self._open_logs(False)
-            if goes_on:
-                self._still(False)
         marks = standstill.marks
         return Epoch(
             changed=changed, state=bytes(tape.data), ends=ends, packets=packets,

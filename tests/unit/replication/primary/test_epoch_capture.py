@@ -167,7 +167,7 @@ def test_its_steps_come_in_the_one_order_that_is_right() -> None:
     one = World()
     one.capturer.take()
     assert one.events == [
-        "prepare", "getfd", "open", "stands still", "stop", "compare", "x-ignore-shared on",
+        "prepare", "open", "stands still", "getfd", "stop", "compare", "x-ignore-shared on",
         "migrate", "log's end", "output", "x-ignore-shared off", "cont", "closed", "runs",
     ]  # fmt: skip
 
