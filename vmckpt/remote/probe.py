@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
-from vmckpt.hypervisor.qemu_process.architecture import ARCHITECTURES, UNTESTED
 from vmckpt.model.host import (
     CA,
     CLIENT,
@@ -34,6 +33,10 @@ CERTIFICATES = (
     "/etc/pki/qemu/client-cert.pem",
 )
 _PRESENT = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
+TRACED = frozenset({"x86_64", "aarch64"})
+"""Machine names of the processors on which agents can trace QEMU; see `architecture`."""
+UNTESTED = frozenset({"aarch64"})
+"""Those on which this has never been tried."""
 _SYS_PTRACE = 19
 """Number of the capability CAP_SYS_PTRACE."""
 
@@ -148,7 +151,7 @@ def _kernel(release: str) -> tuple[int, int] | None:
 
 def _no_trace(found: dict[str, list[str]]) -> NoTrace | None:
     """Return why agents cannot trace QEMU, or None; facts that are not reported are ignored."""
-    if _first(found, "machine") not in ("", *ARCHITECTURES):
+    if _first(found, "machine") not in ("", *TRACED):
         return NoTrace.PROCESSOR
     if _first(found, "yama") == "3":
         return NoTrace.YAMA

@@ -193,5 +193,3 @@ ARM64 = Architecture(
 
 ARCHITECTURES = {"x86_64": X86_64, "aarch64": ARM64}
 """By machine name, as in uname(2)."""
-UNTESTED = frozenset({"aarch64"})
-"""Machine names of architectures on which this has never been run."""

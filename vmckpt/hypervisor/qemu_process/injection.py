@@ -214,8 +214,9 @@ class _Tracer:
         return content.raw[: vector.length]
 
     def _set(self, registers: Registers) -> None:
-        content = self.machine.pack(registers)
-        vector = _IoVector(ctypes.cast(content, ctypes.c_void_p).value, len(content))
+        packed = self.machine.pack(registers)
+        content = ctypes.create_string_buffer(packed, len(packed))
+        vector = _IoVector(ctypes.addressof(content), len(packed))
         _ptrace(_SETREGSET, self.pid, ctypes.addressof(vector), _GENERAL)
 
     def _in_call(self, registers: Registers) -> bool:

@@ -7,12 +7,12 @@ import pytest
 from vmckpt.hypervisor.qemu_process.architecture import (
     ARCHITECTURES,
     ARM64,
-    UNTESTED,
     X86_64,
     Architecture,
     Gadgets,
     Request,
 )
+from vmckpt.remote import probe
 
 GADGETS = Gadgets(call=0x1000, back=0x2000)
 FLOATING = bytes(range(256)) * 2 + b"FPSRFPCR" + bytes(8)
@@ -97,7 +97,8 @@ def test_the_detour_s_instructions_are_found(machine: Architecture, code: bytes)
     assert machine.sigreturn.search(code) is not None
 
 
-def test_what_is_untested_is_known() -> None:
+def test_machines_have_their_architecture() -> None:
     assert ARCHITECTURES["x86_64"] is X86_64
     assert ARCHITECTURES["aarch64"] is ARM64
-    assert {"aarch64"} == UNTESTED
+    assert {*ARCHITECTURES} == probe.TRACED
+    assert probe.UNTESTED < probe.TRACED
