@@ -97,6 +97,17 @@ def test_a_guest_that_pre_copy_never_ends_with_goes_over_and_comes_back(pair: Be
     assert stored(pair, "alpha") == ["web1"]
 
 
+def test_a_large_guest_goes_over_without_preparation(pair: Bench) -> None:
+    """Comparison was limited to 2 GiB of shared memory; write tracking is not."""
+    pair.guest(**{**GUEST, "memory": "2560MiB"})
+    assert "memoryBacking" not in pair.inside("alpha", "virsh", "dumpxml", "web1")
+    done = migrate(pair, "beta", *CHECKPOINT)
+    assert done.code == 0, done.err
+    assert (done.json["outcome"], done.json["mode"]) == ("completed", "checkpoint")
+    assert 0 < done.json["downtime_ms"] < 1500 * slowness()
+    is_whole(pair, "beta")
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("form", ["raw", "qcow2"])
 def test_a_disk_that_both_hosts_see_stays_where_it_is(pair: Bench, form: str) -> None:
