@@ -6,13 +6,16 @@ the kernel closes the last descriptor and removes every registration.
 """
 
 import ctypes
+import errno
 import os
+import platform
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from vmckpt.hypervisor.qemu_process import injection
+from vmckpt.hypervisor.qemu_process.architecture import ARCHITECTURES
 from vmckpt.hypervisor.qemu_process.injection import Stopped
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.units import Seconds
@@ -47,12 +50,17 @@ def create(process: HeldProcess) -> int:
 
 
 def of_this_process() -> int:
-    """Return a new userfaultfd of this process. Raises OSError."""
+    """Return a new userfaultfd of this process. Raises OSError, also on an unknown processor."""
+    known = ARCHITECTURES.get(platform.machine())
+    if known is None:
+        raise OSError(errno.ENOTSUP, f"userfaultfd: CPU architecture {platform.machine()}")
     library = ctypes.CDLL(None, use_errno=True)
-    made = library.syscall(_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+    made = library.syscall(
+        known.numbers["userfaultfd"], os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
+    )
     if made < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"userfaultfd: {os.strerror(error)}")
+        code = ctypes.get_errno()
+        raise OSError(code, f"userfaultfd: {os.strerror(code)}")
     return int(made)
 
 

@@ -55,7 +55,7 @@ def started(process: WrittenProcess) -> int:
 
 def written(process: WrittenProcess, descriptor: int) -> list[int]:
     with WriteTracking(process.held, [process.range], descriptor) as writes:
-        return [int(one) for one in numbers(writes.collect(0))]
+        return [int(one) for one in numbers(writes.collect_all()[0])]
 
 
 def test_it_keeps_the_protection_and_what_it_refers_to(process: WrittenProcess) -> None:
