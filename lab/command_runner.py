@@ -155,12 +155,12 @@ class Controller:
         return self._process.poll() is None
 
     def is_at(self, moment: Moment) -> bool:
-        """Return whether the command is running and its last report is of this moment."""
+        """Return whether the command is running and last reported this phase."""
         with self._changed:
             return self.running and self._progress.is_at(moment)
 
     def reach(self, moment: Moment, *, limit: float) -> bool:
-        """Wait until the command reports a moment.
+        """Wait until the command reports this phase.
 
         Returns False if the command exits first, or after `limit` seconds.
         """

@@ -45,7 +45,7 @@ class LabGuest:
     dirty: Bytes
     dirty_rate: BytesPerSecond
     disk: Bytes
-    """0: no disk."""
+    """Size of the disk; 0: no disk."""
     disk_format: str
     disk_path: str
     private_disk: bool

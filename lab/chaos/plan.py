@@ -208,10 +208,9 @@ _BEFORE = (Moment.PREFLIGHT, Moment.SETUP, Moment.FIRST, Moment.LATE)
 
 
 def ends(operation: Operation, *, hit: bool) -> Ends:
-    """Return how an operation may end. `hit`: whether the fault struck at its moment.
+    """Return how an operation may end. `hit`: whether the fault struck in its phase.
 
-    If the fault struck at its moment, the guest's host at that time is known, so fewer ends are
-    possible.
+    If it did, the guest's host at that time is known, so fewer ends are possible.
     """
     early = hit and operation.moment in _BEFORE
     if operation.fault in _FATAL_ON_SOURCE:

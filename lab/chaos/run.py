@@ -49,7 +49,7 @@ class Tally:
     """Number of times that each fault was injected."""
     moments_hit: Counter[str] = field(default_factory=Counter)
     moments_missed: Counter[str] = field(default_factory=Counter)
-    """Missed moments: the migration had passed the moment, was over, or never reached it."""
+    """Missed phases: the migration had passed the phase, was over, or never reached it."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """Outcomes that the controllers reported; "killed" for killed controllers."""
     rightly_gone: int = 0

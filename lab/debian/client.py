@@ -19,7 +19,7 @@ import psycopg
 from vmckpt_lab.debian.commits import Database
 
 _PAUSE = 0.02
-"""Seconds between two commits: the client is not to keep the guest busy, pgbench is."""
+"""Seconds between two commits: pgbench keeps the guest busy, not this client."""
 _AGAIN = 0.5
 _USER = "user=postgres dbname=postgres connect_timeout=5 tcp_user_timeout=60000"
 _SUMS = """select (select sum(abalance) from pgbench_accounts),

@@ -16,7 +16,7 @@ class Database:
     """The state of the database, read in one transaction."""
 
     numbers: Sequence[int]
-    """Those that the client committed."""
+    """The numbers that the client committed."""
     sums: Sequence[int]
     """Balances of pgbench's accounts, tellers, branches and history: equal in every transaction."""
     broken_pages: int

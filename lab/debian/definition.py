@@ -13,7 +13,7 @@ _VARIANT = "debian11"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebianGuest:
-    """What a Debian guest is to have."""
+    """The properties of a Debian guest."""
 
     name: str
     memory: Bytes
@@ -21,7 +21,7 @@ class DebianGuest:
     disk: Path
     disk_format: str
     addresses: tuple[str, ...]
-    """One for each NIC."""
+    """IPv4 addresses, one for each NIC."""
     uefi: bool = False
     tpm: bool = False
 

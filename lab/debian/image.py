@@ -42,13 +42,13 @@ class DebianImage:
 
 
 def recipe() -> str:
-    """Return all that the image is made of, except the versions of packages."""
+    """Return a text with everything that determines the image, except the versions of packages."""
     script = (resources.files("vmckpt_lab") / "assets" / _SCRIPT).read_text()
     return "\n".join((SUITE, *PACKAGES, str(_BRANCHES), _SIZE, script))
 
 
 def key(made_of: str) -> str:
-    """Return the name of an image's directory in the cache."""
+    """Return the name of an image's directory in the cache. `made_of`: the result of `recipe`."""
     return hashlib.sha256(made_of.encode()).hexdigest()[:16]
 
 
@@ -118,9 +118,10 @@ def _set_up(tree: Path) -> None:
 
 
 def _apart(words: list[str], failure: str) -> None:
-    """Run a command with mounts and process IDs of its own, so that nothing of it is left.
+    """Run a command in its own mount and PID namespaces, so that nothing of it outlives it.
 
-    Raises LabError with one line if it fails, and keeps all that it printed.
+    `failure`: the beginning of the error. Raises LabError with one line if the command fails, and
+    writes its output to a file.
     """
     apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *words]
     done = subprocess.run(

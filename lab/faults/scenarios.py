@@ -1,4 +1,4 @@
-"""Faults in a migration: how each fault is prepared, injected at its moment, and repaired.
+"""Faults in a migration: how each fault is prepared, injected in its phase, and repaired.
 
 An `Injury` injects a fault into one migration. `FAULTS` creates the injury for a kind of fault.
 """
@@ -81,7 +81,7 @@ class Injury:
         """Prepare the fault, before the controller starts."""
 
     def aim(self) -> None:
-        """Find the process to strike. Called while the controller is running, before the moment."""
+        """Find the process to strike. Called while the controller is running, before the fault."""
 
     def strike(self) -> bool:
         """Inject the fault. Returns False if the process to strike did not exist."""

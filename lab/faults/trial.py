@@ -1,4 +1,4 @@
-"""A trial: a migration with a fault at a given moment, recovery, and a check of the result."""
+"""A trial: a migration with a fault in a given phase, recovery, and a check of the result."""
 
 import time
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Told:
     """The events of a trial, before the result is checked."""
 
     hit: bool
-    """Whether the fault was injected at its moment."""
+    """Whether the fault was injected in its phase."""
     end: End | None
     """None: the controller was killed."""
     others: tuple[End, ...] = ()

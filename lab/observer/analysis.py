@@ -11,7 +11,7 @@ from vmckpt_lab.observer import messages
 from vmckpt_lab.pace import PROBE_INTERVAL
 
 NOTABLE = 2.4 * PROBE_INTERVAL
-"""Maximum normal time between two beats, in seconds."""
+"""Maximum normal time between two beats of a Rhythm, in seconds."""
 _KEEP = 20_000
 _QUESTIONS = 20_000
 """Maximum number of probes that are remembered; by default, those of 100 seconds."""
@@ -21,7 +21,7 @@ _OVERTAKE = 64
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An interval without a beat."""
+    """An interval in which a Rhythm has no beat."""
 
     start: float
     end: float
@@ -33,7 +33,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Rhythm:
-    """Beats that should come every few milliseconds, and the gaps between them."""
+    """Beats (events that should occur every few milliseconds), and the gaps between them."""
 
     last: float | None = None
     gaps: deque[Gap] = field(default_factory=lambda: deque(maxlen=_KEEP))

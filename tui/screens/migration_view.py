@@ -13,7 +13,7 @@ from vmckpt_tui.wording import millis
 Points = tuple[tuple[float, ...], tuple[float, ...]]
 """Times in seconds, and the values at these times."""
 _MOST_POINTS = 400
-"""Enough for a chart of 200 columns, with two points in each column."""
+"""Number of samples for a chart: two points in each of 200 columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

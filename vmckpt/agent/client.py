@@ -88,7 +88,10 @@ _seen = WeakKeyDictionary()
 
 
 def _words(host: Host) -> tuple[str, ...]:
-    """Return the command that carries out an order on a host, as far as it is known here."""
+    """Return the command that carries out an order on a host.
+
+    It includes the path of an agent that was found there recently, if any.
+    """
     if host.ssh is None:
         return _here(host)
     found = _known.setdefault(asyncio.get_running_loop(), {})
@@ -112,7 +115,7 @@ def _relay() -> str:
 
 
 async def _brought(host: Host) -> tuple[str, ...]:
-    """Install the agent on a host that has none. Returns the command for orders."""
+    """Install the agent on a host that has none. Returns the command that carries out an order."""
     launcher, *more = await ensure_agent(host)
     found = _known.setdefault(asyncio.get_running_loop(), {})
     found[host.name] = (time.monotonic(), launcher)
@@ -202,7 +205,10 @@ def _boot() -> str:
 
 
 async def _installed(remote: Remote) -> str:
-    """Install our bundle on a host unless it is installed. Returns the launcher's path."""
+    """Install this controller's bundle on a host unless it is installed.
+
+    Returns the launcher's path.
+    """
     host = remote.host
     made = await _bundle(host)
     parcel = _parcel(host, made)
@@ -301,7 +307,10 @@ class _Exchange:
     remote: Remote | None
 
     async def attempt(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """Have the order carried out. Returns None if the host has no agent."""
+        """Have the agent that `words` starts carry out the order.
+
+        Returns the agent's result; None if the host has no agent.
+        """
         async with AgentProcess(self.host, words, self.remote) as agent:
             await agent.send(self.order)
             stopping = asyncio.create_task(_pass_on(self.stop, agent))

@@ -31,7 +31,7 @@ def main() -> None:
     """Read one order and carry it out. Exits with the status of `carry_out_one`.
 
     With `--wait KEY SECONDS`, also leaves a process behind that carries out further orders; see
-    `waiting`. With `--whole` in addition, tells the controller if modules are missing.
+    `waiting`. With `--whole` as well, reports missing modules to the controller.
     """
     if sys.argv[1:2] == ["--wait"]:
         loaded = waiting.load_all()

@@ -9,7 +9,7 @@ from vmckpt.model.disk import StorePlace, line_folder
 
 
 def _fields(told: Mapping[str, Any], *lists: str) -> dict[str, Any]:
-    """Return an order's fields from JSON; those in `lists` become tuples.
+    """Return an order's fields from its JSON. The fields named in `lists` become tuples.
 
     Raises KeyError, TypeError.
     """
@@ -38,7 +38,7 @@ class CreateOrder:
     name: str
     by: str
     owner: str
-    """Token of the lease."""
+    """Name and token of the lease that the controller holds; empty if it holds no lease."""
     memory: bool
     tags: Mapping[str, str]
     group: str | None

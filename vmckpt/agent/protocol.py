@@ -73,10 +73,11 @@ class ControllerChannel:
             self.send(progress=what)
 
     def request(self, what: str, *, limit: Seconds | None = None, **about: Any) -> Any:
-        """Send a request and wait for the answer, for at most `limit`.
+        """Send the request `what` with the arguments `about`, and return the answer.
 
-        Raises VmckptError if the controller refuses, and Cancelled if the controller is gone or
-        does not answer in time. After Cancelled, no other request may be sent.
+        `limit`: maximum time to wait. Raises VmckptError if the controller refuses, and Cancelled
+        if the controller is gone or does not answer in time. After Cancelled, no other request may
+        be sent.
         """
         self.send(ask=what, about=about)
         try:
@@ -98,7 +99,10 @@ _WIRE_KINDS: Mapping[str, type[VmckptError]] = {
     "WentBack": errors.GuardRolledBack, "Dismissed": errors.Superseded,
     "GuestBusy": errors.GuestLocked, "Unattended": errors.OrphanedJobs,
 }  # fmt: skip
-"""Errors with other names in messages than in the code. The names in messages never change."""
+"""Errors whose names in messages differ from their names in the code.
+
+The names in messages never change.
+"""
 _KIND_OF = {made: kind for kind, made in _WIRE_KINDS.items()}
 
 

@@ -62,7 +62,7 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 CarryOut = Callable[[], int]
 """Carries out the order on the standard streams, and returns the exit status."""
 Sources = frozenset[tuple[str, int, int, int]]
-"""Path, time, size and inode of each of vmckpt's modules."""
+"""Path, modification time, size and inode number of each of vmckpt's modules."""
 
 
 def load_all() -> Sources | None:
@@ -89,7 +89,8 @@ def leave_behind(key: str, seconds: float, loaded: Sources, carry_out: CarryOut)
     """Fork a process that waits for further orders, and return in this process.
 
     `key`: the agent that an order must name; `seconds`: how long to wait for the next order;
-    `loaded`: the result of `load_all`. If none can wait here, each order starts its own agent.
+    `loaded`: the result of `load_all`. If no process can wait here, each order starts its own
+    agent.
     """
     # A lock held by another thread would stay locked in each child.
     if os.geteuid() != 0 or len(list(Path("/proc/self/task").iterdir())) > 1:

@@ -41,7 +41,11 @@ def count(order: CountOrder, channel: ControllerChannel) -> dict[str, Any]:
 def _points(
     writes: WriteTracking, times: Sequence[float], stop: Event
 ) -> Iterator[tuple[float, int]]:
-    """Pages stay marked between the counts, so each count has all pages since the beginning."""
+    """Yield the points, each at its time.
+
+    Pages stay marked between the counts, so each count includes all pages written since the
+    beginning.
+    """
     began = time.monotonic()
     for at in times:
         stop.wait(max(0.0, began + at - time.monotonic()))

@@ -90,7 +90,10 @@ async def plan(controller: Controller, request: MigrateRequest) -> tuple[Plan, H
 
 
 def _observer(control: Path) -> OutsideView | None:
-    """Return the observer of guests from an installed package, or None."""
+    """Return the observer of guests that another installed package provides; None if there is none.
+
+    `control`: path that the observer needs, from the inventory.
+    """
     return next((made(control) for _, made in plugins.added("vmckpt.observers")), None)
 
 

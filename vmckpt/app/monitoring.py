@@ -164,7 +164,10 @@ class Monitor:
             self._stores.clear()
 
     async def _see(self, what: str, look: Callable[[], Awaitable[Any]], name: str) -> None:
-        """Update one part of the health snapshot. A failure leaves the part and its time as is."""
+        """Update the part `name` of the health snapshot with the result of `look`.
+
+        `what`: the part's name in messages. If `look` fails, the part and its time stay unchanged.
+        """
         try:
             seen = await look()
         except (VmckptError, OSError) as exc:

@@ -10,7 +10,7 @@ _VHOST_TYPES = ("bridge", "network", "direct", "ethernet")
 
 
 def wants_vhost(kind: str, model: str | None, driver: str | None) -> bool:
-    """Return whether libvirt lets the kernel's vhost handle such a card's packets.
+    """Return whether libvirt lets the kernel's vhost handle a network card's packets.
 
     libvirt does so only for guests under KVM, and only if the host has vhost. `kind`, `model` and
     `driver`: the card's type, its model and the name of its driver, as in the definition.

@@ -34,7 +34,7 @@ _WATCHDOGS = {
     KillMethod.PAIR: Severity.WARNING,
 }
 _TRACKS_WRITES = (6, 7)
-"""The first Linux with UFFD_FEATURE_WP_ASYNC and PAGEMAP_SCAN; see `write_tracking`."""
+"""The first Linux version with UFFD_FEATURE_WP_ASYNC and PAGEMAP_SCAN; see `write_tracking`."""
 _TRACES = {
     NoTrace.PROCESSOR: "use systemd on the host: it restarts a watchdog that is killed",
     NoTrace.YAMA: "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot the host",

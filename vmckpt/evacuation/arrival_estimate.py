@@ -30,7 +30,7 @@ class ArrivalEstimates:
         self._measured: dict[str, bool | None] = {}
         """Whether the move is about to end; None if the last measurement is inconclusive."""
         self._setups: deque[Seconds] = deque(maxlen=_LAST)
-        """Time from a move's turn to its first bytes, for the most recent moves."""
+        """Time from the start of a move to its first bytes, for the most recent moves."""
 
     @property
     def _setup(self) -> Seconds:

@@ -79,7 +79,11 @@ class Run:
         self._began = _now()
 
     async def through(self, plan: Plan | None) -> MoveEnd:
-        """Carry out the run. `plan`: a plan that was just made. Raises Blocked, Cancelled."""
+        """Carry out the run.
+
+        `plan`: a plan that was just made; None: the current state determines the moves. Raises
+        Blocked, Cancelled.
+        """
         self._plan = plan
         try:
             await self._look_first()
@@ -321,7 +325,10 @@ class Run:
         return f"moved in {show_seconds(moved.took)}{pause}; {done} of {of}"
 
     async def _stop_others(self) -> None:
-        """Shut down and suspend guests last, to keep their downtime short."""
+        """Shut down and suspend the guests whose policy requires this.
+
+        It comes last, to keep their downtime short.
+        """
         if self._seen is None or self._stop.is_set():
             return
         names = sorted(self._task.to_stop(self._seen))

@@ -1,7 +1,6 @@
-"""The interfaces between an evacuation and its hosts, and moves that are prepared before their
-turn.
+"""The interfaces between an evacuation and its hosts, and the preparation of moves in advance.
 
-Moves are prepared in advance, so that no link is idle during their preflight.
+Moves are prepared in advance so that no link is idle during their preflight.
 """
 
 import asyncio
@@ -27,10 +26,10 @@ class Turn:
     def __init__(self) -> None:
         self._told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.ready = False
-        """Whether everything that can be done before the turn has been done."""
+        """Whether everything that can be done before the permission has been done."""
 
     async def wait(self) -> None:
-        """Wait for the turn. Raises Superseded if the move is not to begin."""
+        """Wait for the permission. Raises Superseded if the move is not to begin."""
         self.ready = True
         if not await asyncio.shield(self._told):
             raise Superseded("another move goes first, or the target has changed; nothing was done")
@@ -55,14 +54,14 @@ class Prefetcher(Generic[T]):
     """Prepares the next moves, one at a time: concurrent preparations would delay each other."""
 
     def __init__(self, start: "Callable[[Move, Turn], asyncio.Task[T]]") -> None:
-        """`start`: starts the task of a move, which prepares the move and waits for its turn."""
+        """`start`: starts a task that prepares a move and then waits for permission to begin."""
         self._start = start
         self._ready: dict[str, _Ready[T]] = {}
         self._begun: list[_Ready[T]] = []
         self._refused: list[_Ready[T]] = []
 
     def begin(self, move: Move) -> "asyncio.Task[T]":
-        """Give a move its turn, whether it is prepared or not. Returns its task."""
+        """Permit a move to begin, whether it is prepared or not. Returns its task."""
         ready = self._ready.get(move.name)
         if ready is None or _way(ready.move) != _way(move):
             self._refuse([move.name])
@@ -88,18 +87,18 @@ class Prefetcher(Generic[T]):
 
     @property
     def works(self) -> "set[asyncio.Task[T]]":
-        """The tasks of prepared moves. If a move cannot begin, its task ends before its turn."""
+        """The tasks of prepared moves. If a move cannot begin, its task ends without permission."""
         return {one.work for one in self._ready.values()}
 
     def ended(self) -> "list[tuple[Move, asyncio.Task[T]]]":
-        """Return the moves that ended before their turn, and forget them."""
+        """Return the moves that ended without permission, each with its task, and forget them."""
         found = [one for one in self._ready.values() if one.work.done()]
         for one in found:
             del self._ready[one.move.name]
         return [(one.move, one.work) for one in found]
 
     async def dismiss(self) -> None:
-        """Refuse all turns. Returns when the tasks have ended."""
+        """Dismiss all prepared moves. Returns when their tasks have ended."""
         self._refuse(list(self._ready))
         await asyncio.gather(*(one.work for one in self._refused), return_exceptions=True)
 
@@ -144,7 +143,10 @@ class World(Protocol):
         """Return the current state. Raises VmckptError only if another query would not help."""
 
     async def move(self, known: Known, target: str, turn: Turn) -> Moved:
-        """Prepare a move, and carry it out at its turn. Failures are returned, not raised."""
+        """Prepare a move, and carry it out once `turn` permits this.
+
+        Failures are returned, not raised.
+        """
 
     def nearing(self) -> Container[str]:
         """Return the moving guests that are expected to arrive within seconds, by name."""

@@ -307,7 +307,11 @@ async def undo_left(
 async def _settle(
     step: StoredStep, here: Hypervisor, there: Hypervisor, logins: Logins
 ) -> tuple[StepState, list[str]]:
-    """Settle one step. Returns its state and messages. Raises HypervisorError, RemoteError."""
+    """Settle one step.
+
+    `here`, `there`: the source and the target. Returns its state and messages. Raises
+    HypervisorError, RemoteError.
+    """
     source, target, uuid = here.host.name, there.host.name, str(step.intent["uuid"])
     before = await domains.presence(here, uuid)
     found = await domains.presence(there, uuid)

@@ -102,7 +102,10 @@ def _ms(seconds: Seconds) -> float:
 
 
 def judged(report: MigrationReport, job_hint: str) -> Moved:
-    """Convert the report of one migration into the result of a move."""
+    """Convert the report of one migration into the result of a move.
+
+    `job_hint`: name of the job in the hint if the report contains no job ID.
+    """
     outcome, why = report.outcome, _why(report)
     downtime = None if report.totals is None else report.totals.downtime
     if outcome is Outcome.COMPLETED:

@@ -70,7 +70,7 @@ def _entries(like: str) -> Iterator[str]:
 
 
 def _parsed(entry: str) -> ET.Element | None:
-    """Parse an entry. None: it uses a prefix that is declared outside of it."""
+    """Parse an entry. Returns None if it uses a prefix that is declared outside of it."""
     try:
         return ET.fromstring(entry)
     except ET.ParseError:

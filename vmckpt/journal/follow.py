@@ -25,7 +25,7 @@ class Happening:
     kind: str
     """"began", "ended", or the kind of an event: "decided", "phase-changed", …"""
     operation: Operation
-    """The operation, as it was when this happening was read."""
+    """The operation, as it was when this event was read."""
     values: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
@@ -65,9 +65,10 @@ class Follower:
         self._ended: dict[str, float] = {}
 
     def look(self) -> list[Happening]:
-        """Return all new happenings, the oldest first.
+        """Return all events since the last call, the oldest first.
 
-        Raises JournalError. After an error, the next call returns the happenings of both calls.
+        Raises JournalError. After an error, the next call also returns the events that this call
+        would have returned.
         """
         journal, now = self._journal, self._journal.now()
         # Operations are read before events, because no event follows the end of an operation.
@@ -86,7 +87,7 @@ class Follower:
         return sorted(told, key=lambda one: one.at)
 
     def _of(self, one: Operation, events: list[StoredEvent]) -> list[Happening]:
-        """Return the new happenings of one operation."""
+        """Return the new events of one operation, including its beginning and its end."""
         told = [] if one.id in self._told else [_happened(one, one.began_at, BEGAN, {})]
         told += [_happened(one, one.began_at + e.at, e.kind, e.values) for e in events]
         if one.ended_at is not None:

@@ -264,7 +264,7 @@ class LeaseClient:
         self._holder, self._clock = holder, clock
         self._name = secrets.token_hex(8)
         self._beat, self._since = "", Seconds(0.0)
-        """The last beat, and when the first answer with that beat arrived."""
+        """The last beat (see `schema`), and when the first answer with that beat arrived."""
         self._timeline = ""
         """PostgreSQL's timeline in the last answer."""
         self.protected = False

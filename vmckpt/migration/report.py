@@ -22,7 +22,7 @@ class Pass:
     """Smallest number of bytes left to send in this pass."""
     dirty_rate: BytesPerSecond | None
     bandwidth: BytesPerSecond
-    """Mean over the samples."""
+    """Mean bandwidth over the samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class MigrationReport:
     driver: Driver | None
     """None if no migration was started."""
     began: Seconds
-    """Monotonic time."""
+    """When the migration began, by time.monotonic()."""
     elapsed: Seconds
-    """From the order until the outcome was known, by the controller's clock."""
+    """Time from the order to migrate until the outcome was known, by the controller's clock."""
     totals: JobTotals | None
     """None if libvirt had no final statistics, or the migration did not complete."""
     observed_downtime: Seconds | None

@@ -333,7 +333,10 @@ class MigrationCommand:
             raise
 
     async def _in_turn(self, plan: Plan, recorder: Recorder, steps: JournalStepLog) -> Plan:
-        """Wait for the migration's turn. Returns `plan`, or a new plan if it is too old by then."""
+        """Wait until the migration may begin.
+
+        Returns `plan`, or a new plan if it is too old by then.
+        """
         guest = plan.facts.guest
         if self._turn is None or plan.blocked or guest is None:
             return plan

@@ -237,7 +237,7 @@ class Checkpoint:
 
     @property
     def ours(self) -> bool:
-        """Whether vmckpt created it."""
+        """Whether vmckpt created the checkpoint."""
         return self.name.startswith(MARK)
 
 
@@ -296,7 +296,7 @@ class OpenBackup:
     """Path of the socket on the guest's host."""
     disks: tuple[OpenDisk, ...]
     ours: bool = True
-    """Whether vmckpt opened it."""
+    """Whether vmckpt opened the backup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,8 @@ class Caller:
     """Set to stop the operation."""
     turn: Callable[[], Coroutine[object, object, None]] | None = None
     """Awaited after all checks and before the first change, so that operations run one after the
-    other. Raises Cancelled if the turn does not come. None: the operation need not wait."""
+    other. Raises Cancelled if the operation must not begin. None: the operation need not wait.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ class Power(StrEnum):
 
 
 def power(status: Ran) -> Power:
-    """Return the power state that an answer to `status` means."""
+    """Return the power state according to an agent's answer to `status`."""
     match status.status:
         case 0:
             return Power.ON

@@ -224,7 +224,7 @@ class Decision:
     """A decision during a migration, with the numbers that it is based on."""
 
     at: Seconds
-    """Monotonic time."""
+    """Monotonic time of the decision."""
     action: str
     reason: str
     rule: str = ""
@@ -263,7 +263,7 @@ class DirtyPoint:
 
     time: Seconds
     dirtied: float
-    """Bytes."""
+    """Number of distinct bytes."""
     error: float
     """Uncertainty in bytes, plus or minus: two standard deviations of sampling, plus rounding."""
 

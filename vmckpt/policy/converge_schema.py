@@ -142,7 +142,7 @@ class CompressForm(Section):
 
 
 class DoForm(Section):
-    """An action that takes values; exactly one must be given."""
+    """An action with values. Set exactly one of these keys."""
 
     raise_downtime: RaiseForm | None = Field(None, description="Allow a longer downtime.")
     auto_converge: ThrottleForm | None = Field(None, description="Slow the guest down.")

@@ -111,7 +111,10 @@ def _rate(value: object) -> BytesPerSecond | None:
 
 
 def _share(value: object, *, most: float, example: str) -> float:
-    """Parse a share such as "80%" or 0.8."""
+    """Parse a share such as "80%" or 0.8. Raises ValueError if it exceeds `most`.
+
+    `example`: a valid value for the error.
+    """
     share: float | None = None
     if isinstance(value, str) and re.fullmatch(_PERCENT, value):
         share = float(value.rstrip("% ")) / 100
@@ -226,7 +229,10 @@ def _text(pattern: str, *examples: str) -> WithJsonSchema:
 
 
 def _one_of(pattern: str, *examples: str) -> WithJsonSchema:
-    """Return the schema of a share: "80%" or 0.8."""
+    """Return the JSON schema of a share: "80%" or 0.8.
+
+    `pattern`: regular expression for its text form.
+    """
     text = {"type": "string", "pattern": f"^{pattern}$"}
     return WithJsonSchema({"anyOf": [text, {"type": "number"}], "examples": [*examples]})
 

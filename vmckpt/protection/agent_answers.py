@@ -97,7 +97,7 @@ def _number(field: str, value: object) -> None:
 
 
 def _block(field: str, value: object) -> None:
-    """A block of memory: its name and its size."""
+    """Check a block of memory: its name and its size. Raises ValueError."""
     if not isinstance(value, list) or len(value) != 2:
         raise _wrong(field, value)
     _text(field, value[0])

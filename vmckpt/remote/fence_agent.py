@@ -33,7 +33,7 @@ from vmckpt.model.host import Host
 from vmckpt.units import Seconds
 
 _OFF_LIMIT = Seconds(120.0)
-"""Some devices shut the system down before they switch its power off."""
+"""Time limit for `off`: some devices shut the system down before they switch its power off."""
 _STATUS_LIMIT = Seconds(15.0)
 _TURN = Seconds(1.0)
 _GRACE = Seconds(2.0)
@@ -202,7 +202,7 @@ def _words(errors: IO[bytes]) -> str:
 
 
 def _password(device: FenceDevice) -> str | None:
-    """Read the device's password; None if there is no password file. Raises InventoryError."""
+    """Return the device's password; None if there is no password file. Raises InventoryError."""
     path = device.password_file
     if path is None:
         return None

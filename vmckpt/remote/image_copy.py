@@ -123,7 +123,7 @@ class Content:
     path: str
     format: str
     size: Bytes
-    """Virtual size."""
+    """Virtual size of the image."""
     to: str
     """Path of an empty image of the same format and size on the target."""
     address: str

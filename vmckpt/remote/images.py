@@ -88,7 +88,9 @@ def _name(value: object) -> str | None:
 
 
 def _options(make: dict[str, Any], told: dict[str, Any]) -> str:
-    """Return qcow2 options for `qemu-img create -o`, without options that are not reported."""
+    """Return options for `qemu-img create -o`: the features that qemu-img has reported for an
+    image.
+    """
     words = {
         "compat": make.get("compat"),
         "cluster_size": told.get("cluster-size"),

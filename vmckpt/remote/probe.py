@@ -36,7 +36,7 @@ _PRESENT = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done
 TRACED = frozenset({"x86_64", "aarch64"})
 """Machine names of the processors on which agents can trace QEMU; see `architecture`."""
 UNTESTED = frozenset({"aarch64"})
-"""Those on which this has never been tried."""
+"""Machine names of those processors on which tracing QEMU has never been tried."""
 _SYS_PTRACE = 19
 """Number of the capability CAP_SYS_PTRACE."""
 

@@ -30,7 +30,8 @@ from vmckpt.model.host import Host, SshAddress
 from vmckpt.units import Seconds
 
 _KEEPALIVE = 30
-"""Interval, in seconds. Firewalls drop connections that are idle for some minutes."""
+"""Interval of keepalive messages, in seconds: firewalls drop connections that are idle for minutes.
+"""
 CONNECT_LIMIT = 8.0
 COMMAND_LIMIT = Seconds(20.0)
 # Limit for the complete login: a server that sends a byte now and then never exceeds the limits of

@@ -33,7 +33,7 @@ class Phase(StrEnum):
 
 
 class PrimaryStatus:
-    """The status of the primary: its loop updates it, other threads read it."""
+    """The status of the primary: its loop updates it, and other threads read it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

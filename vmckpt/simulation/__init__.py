@@ -1,1 +1,1 @@
-"""A fleet in memory, for forecasts, tests and the dashboard's demonstration."""
+"""A simulated fleet, kept in memory, for forecasts, tests and the dashboard's demonstration."""

@@ -186,7 +186,7 @@ class _Sought:
     """Sealed chunks found in foreign packs: index in `wanted`, and hash."""
 
     def over(self, at: int, name: bytes, told: bytes) -> bool:
-        """Return whether to skip a sealed chunk."""
+        """Return whether to skip a sealed chunk. `at`: its index in `wanted`; `told`: its hash."""
         if self.enough[at] or (self.foreign and (at, told) in self.seen):
             return True
         if self.known is not None and self.known(name, told):
@@ -195,7 +195,7 @@ class _Sought:
         return False
 
     def found(self, at: int, told: bytes) -> None:
-        """Record that a chunk was found intact."""
+        """Record that a chunk was found intact. `at`: its index in `wanted`; `told`: its hash."""
         self.done[at] = True
         if self.foreign:
             self.seen.add((at, told))

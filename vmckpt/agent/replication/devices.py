@@ -59,12 +59,12 @@ class Devices:
 
     @property
     def told(self) -> bool:
-        """Whether libvirt has reported a change since the last full comparison."""
+        """Return whether libvirt has reported a change since the last full comparison."""
         return self._told.is_set()
 
     @property
     def gone(self) -> frozenset[str]:
-        """Names of devices that the guest no longer had at the last comparison."""
+        """Return the names of devices that the guest no longer had at the last comparison."""
         return (self._names or frozenset()) - self._seen
 
     def same(self) -> bool:

@@ -78,9 +78,10 @@ def resend(session: Session, folder: Path) -> None:
 
 
 def _said(line: PeerConnection, give_up: float) -> bool:
-    """Instruct the target to run the guest. Returns whether it confirmed that the guest is running.
+    """Instruct the target to run the guest. Returns whether the target confirmed that the guest is
+    running.
 
-    Raises ConnectionLost, WireError.
+    `give_up`: when to stop waiting, by time.monotonic(). Raises ConnectionLost, WireError.
     """
     line.send(End(why=HANDED_OVER))
     while time.monotonic() < give_up:
@@ -169,7 +170,11 @@ def locked(lock: IO[str]) -> bool:
 
 
 def _note(session: Session, folder: Path, stopped: float) -> None:
-    """Write the record of the handover. Raises OSError; the guest is then not handed over."""
+    """Write the record of the handover.
+
+    `stopped`: when the guest was paused, by time.monotonic(). Raises OSError; the guest is then not
+    handed over.
+    """
     owners = {}
     for path in session.extra.get("shared", ()):
         with suppress(OSError), hold_path(Path(path)) as file:

@@ -102,7 +102,10 @@ def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
 def end(
     monitor: QmpMonitor, place: LogPlace, job: str, still: mirror_job.Still = mirror_job.unnoticed
 ) -> None:
-    """Stop a mirror, so that the guest's writes no longer wait for it. Raises HypervisorError."""
+    """Stop a disk's mirror job, so that the guest's writes no longer wait for it.
+
+    `still`: see mirror_job.Still. Raises HypervisorError.
+    """
     with suppress(OSError, ValueError), Control(place.control) as told:
         # Otherwise the job could not stop: it would wait for writes that are waiting for the log.
         told.never_wait = True

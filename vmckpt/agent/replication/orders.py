@@ -110,7 +110,10 @@ def _protect(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _begin(order: ReplicaOrder, who: str) -> None:
-    """Start the agent and wait until it answers. Raises RemoteError."""
+    """Start the agent and wait until it answers.
+
+    `who`: the agent's name for the error. Raises RemoteError.
+    """
     _start(folder_of(order.guest))
     give_up = time.monotonic() + _STARTS
     while not _answers(folder_of(order.guest)):

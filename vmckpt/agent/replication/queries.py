@@ -65,7 +65,7 @@ def _memory_facts(monitor: QmpMonitor, process: HeldProcess, finder: str) -> dic
     """Return sizes of the guest's memory, the private blocks, and what an epoch costs.
 
     "private" is None if changed pages must be found by comparison. `finder`: see ReplicaOrder.
-    Raises CannotCapture if comparison is impossible, too, or not wanted; HypervisorError.
+    Raises CannotCapture if comparison is also impossible or not wanted, and HypervisorError.
     """
     try:
         if finder == Finder.COMPARE:
@@ -145,7 +145,11 @@ def rooms(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def before(order: ReplicaOrder) -> dict[str, Any]:
-    """Return whether a guest that ran here before still has a QEMU here, and inspect its images."""
+    """Inspect what an earlier run of a guest left on this host.
+
+    Returns whether its QEMU process still exists, under "runs", and facts about its images, under
+    "images".
+    """
     users = backing_chain.of_others((Path(path) for path, _ in order.images.values()), order.users)
     found = {
         name: asdict(

@@ -25,10 +25,10 @@ def agent_command(folder: Path) -> tuple[str, ...]:
 
 
 def kill_method(session: Session, process: HeldProcess) -> tuple[KillMethod | None, str | None]:
-    """Return the method that enforces the guest's lease on this host, and why the kernel cannot.
+    """Return how the guest's lease is enforced on this host, and why the kernel cannot enforce it.
 
-    Both are None without a lease; the reason is None if the kernel can enforce the lease. The check
-    whether QEMU's main thread can be traced stops that thread for a moment.
+    Both are None without a lease; the reason is None if the kernel can enforce the lease. To check
+    whether QEMU's main thread can be traced, this function stops the thread briefly.
     """
     if session.lease is None:
         return None, None
@@ -39,7 +39,7 @@ def kill_method(session: Session, process: HeldProcess) -> tuple[KillMethod | No
 def start_watchdog(
     session: Session, folder: Path, process: HeldProcess, kept_by: KillMethod | None = None
 ) -> WatchdogPage:
-    """Start the watchdog of a QEMU process, which monitors this process as the agent.
+    """Start the watchdog of a QEMU process. It also monitors the calling process, the agent.
 
     `kept_by`: the method that enforces the lease, from `kill_method`. Returns the page shared with
     the watchdog. Raises WatchdogFailed.

@@ -71,8 +71,8 @@ def decide(
 ) -> tuple[LeftoverDecision, str]:
     """Decide about a restore that may have begun to swap images in.
 
-    `memory`: the restore was meant to start a guest. Returns the decision and, for UNCLEAR, the
-    reason.
+    `seat`: the guest's state on this host; `memory`: the restore was meant to start a guest.
+    Returns the decision and, for UNCLEAR, the reason.
     """
     if all(one.ours for one in disks):
         return _all_there(disks, seat, memory=memory)

@@ -331,7 +331,10 @@ def _empty(order: RestoreOrder) -> list[str]:
 
 
 def _follow(order: RestoreOrder, channel: ControllerChannel) -> Iterator[str]:
-    """Wait until the controller has run its actions, then bring up the links. Yields warnings."""
+    """Wait until the controller has run its --on-restore command, then bring up the links.
+
+    Yields warnings.
+    """
     try:
         told = channel.request("started")
         if order.links_down and isinstance(told, dict) and told.get("links_up"):

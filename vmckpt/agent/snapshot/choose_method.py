@@ -71,7 +71,9 @@ def choose(asked: MemoryMethod, seen: CaptureFacts) -> Choice:
 
 
 def otherwise(asked: MemoryMethod, failed: MemoryMethod) -> MemoryMethod | None:
-    """Return the method to try after `failed`; None if there is none, or the operator chose it."""
+    """Return the method to try after `failed`; None if there is none, or if the operator requested
+    `failed`.
+    """
     if asked is not MemoryMethod.AUTO:
         return None
     return {

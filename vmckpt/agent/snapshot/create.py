@@ -368,7 +368,10 @@ class SnapshotCreator:
         self._files = firmware.read(self._described, order.guest, order.host)
 
     def _intend(self, step: str, facts: str) -> None:
-        """Have the controller record how to undo a step before the step is taken."""
+        """Have the controller record a step before it is taken.
+
+        `facts`: what undoing it requires, as JSON.
+        """
         self._channel.request("intend", step=step, facts=facts)
 
     def _capture(self, disks: Disks, writer: Writer, stack: ExitStack) -> Memory:
@@ -453,7 +456,10 @@ class SnapshotCreator:
         self._store.publish(order.snapshot, encoded, wrapped, writer=writer)
 
     def _afterwards(self, *acts: Callable[[], object]) -> None:
-        """Run `acts` after the snapshot is stored. A failure only slows the next snapshot down."""
+        """Run `acts` after the snapshot is stored.
+
+        If one of them fails, only the next snapshot becomes slower.
+        """
         for act in acts:
             try:
                 act()

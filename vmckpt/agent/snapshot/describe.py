@@ -19,7 +19,7 @@ _LONGEST, _MOST = 255, 64
 
 
 def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> PrivateFacts:
-    """Return the encrypted part of the metadata, which only the holder of the key can read."""
+    """Return the private metadata, which the manifest contains in encrypted form."""
     guest = _described(xml)
     return PrivateFacts(
         domain_xml=standby_xml.since_takeover(xml),

@@ -47,13 +47,13 @@ class Memory:
     phases: Mapping[str, Seconds] | None = None
     """Duration of each phase of the pause, if known."""
     copy: int | None = None
-    """Number of this capture, to which the next one may refer; None: it cannot."""
+    """Number of this capture, to which the next capture may refer; None: it cannot refer to it."""
     since: int | None = None
     """Number of the previous capture, to which `changed` refers."""
     changed: Mapping[str, Flags] | None = None
     """For each block, the pages that may differ from that capture; None: any page may."""
     copied: Mapping[str, Flags] | None = None
-    """For each block, the pages that the image contains; None: all."""
+    """For each block, the pages that the image contains; None: all pages."""
 
     def release(self) -> None:
         """Remove the image, once it is stored or abandoned, unless it is the guest's last copy."""

@@ -41,7 +41,7 @@ def memory_parent(past: ParentState | None, has: Callable[[bytes], bool]) -> Mem
 
 
 def around(written: Flags, parent: Map | None) -> Flags:
-    """Return the pages of a block to read if these pages were written: at least these pages.
+    """Return which pages of a block must be read: the pages in `written`, and some others.
 
     If at least half of a chunk's pages were written, the store writes a new chunk, and needs all
     its pages. `parent`: the block's map in the previous snapshot; None: it did not have the block.
@@ -57,7 +57,7 @@ def around(written: Flags, parent: Map | None) -> Flags:
 
 
 def _grouped(flags: Flags) -> Flags:
-    """Return flags with a row for each group."""
+    """Return the flags as a matrix with one row for each group of _GROUP pages."""
     padded = np.zeros(-(-len(flags) // _GROUP) * _GROUP, dtype=np.bool_)
     padded[: len(flags)] = flags
     return padded.reshape(-1, _GROUP)

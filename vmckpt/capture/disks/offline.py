@@ -198,7 +198,10 @@ def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
 
 
 def _listens(place: Path) -> bool:
-    """Return whether a process accepts connections on a socket. The path exists earlier."""
+    """Return whether a process accepts connections on a socket.
+
+    The path exists before the process accepts connections.
+    """
     with socket.socket(socket.AF_UNIX) as trial:
         try:
             trial.connect(str(place))

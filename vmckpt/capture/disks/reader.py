@@ -100,7 +100,10 @@ class DiskReader:
         return room
 
     def _put(self, room: memoryview, origin: int, at: int, end: int) -> int:
-        """Read some bytes from offset `at`, up to `end` at most. Returns the offset reached."""
+        """Read bytes from offset `at`, up to `end` at most, into `room`.
+
+        Returns the offset reached. `origin`: the offset in the disk at which `room` starts.
+        """
         if self._states[at // UNIT] == State.DATA:
             while self._next is not None and self._next.offset < at:
                 self._next = next(self._coming, None)

@@ -213,7 +213,10 @@ class _Run:
         return flowing
 
     def _go_on(self, *, stands: bool) -> float:
-        """Resume a paused guest, unless QEMU 7.2 has resumed it already. Returns the time."""
+        """Resume a paused guest, unless QEMU 7.2 has resumed it already.
+
+        Returns the current time, by time.monotonic().
+        """
         if stands and self._undo.runs and self._monitor.run_state() in STOPPED:
             self._monitor.tell("cont", {})
         return time.monotonic()

@@ -42,7 +42,7 @@ class Progress:
     remaining: int
     """Pages that were written and not copied since."""
     before: int
-    """The same before the last round; 0: there was no round yet."""
+    """The value of `remaining` before the last round; 0: there was no round yet."""
     rate: float
     """Pages that can be copied per second."""
 

@@ -9,11 +9,14 @@ from xml.etree import ElementTree as ET
 from vmckpt.capture.device_limits import CARDS_OUTSIDE
 
 _DISKS = ("nvme", "vhostuser", "vhostvdpa")
-"""QEMU's own NVMe driver lets the device write the guest's memory directly."""
+"""Types of disk with which a process or device other than QEMU writes the guest's memory directly.
+
+For `nvme`, QEMU's own driver has the device do this.
+"""
 
 
 def found(xml: str) -> str | None:
-    """Return the first such device in the definition of a running guest; None if it has none."""
+    """Return the first device of this kind in a running guest's definition; None if it has none."""
     devices = ET.fromstring(xml).find("devices")
     for one in () if devices is None else devices:
         if (why := _why(one)) is not None:

@@ -252,7 +252,7 @@ class Resumed(CaptureFailed):
 
 
 class PausedCapture:
-    """The pause of one epoch. First pass the pipe to QEMU and store the undo record."""
+    """The pause of one epoch. Before `take`, pass the pipe to QEMU and store the undo record."""
 
     def __init__(self, monitor: Commands, undo: Undo, drain: Drain) -> None:
         self._monitor = monitor

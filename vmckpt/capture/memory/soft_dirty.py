@@ -34,7 +34,7 @@ PROC = Path("/proc")
 _ENTRY = 8
 _WRITTEN = np.uint64(1 << 55)
 _PLACE = np.uint64(1 << 63 | 1 << 62 | (1 << 55) - 1)
-"""Whether a page is in memory or swapped out, and where."""
+"""Bits of an entry that show whether a page is in memory or swapped out, and where."""
 _CLEAR = b"4"
 
 Entries = NDArray[np.uint64]

@@ -59,7 +59,7 @@ class Earlier:
     number: int
     """Number of its capture."""
     around: Callable[[str, Flags], Flags]
-    """Returns the pages of a block to copy if these pages were written: at least these pages."""
+    """Returns which pages of a block to copy, given the block's name and its written pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class TrackedCaptured:
     changed: Mapping[str, Flags] | None
     """For each block, the pages that may differ from the previous snapshot; None: any page may."""
     copied: Mapping[str, Flags] | None
-    """For each block, the pages that the image contains; None: all."""
+    """For each block, the pages that the image contains; None: all pages."""
     warning: str | None = None
 
 
@@ -104,11 +104,14 @@ class Tracked:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Without `keep`, the next capture reads all memory."""
+        """Release the tracking. Without `keep`, the next capture reads all memory."""
         self._stack.close()
 
     def keep(self, number: int) -> None:
-        """Keep tracking from this complete capture on. Raises OSError, RemoteError."""
+        """Keep tracking after a complete capture, for the next one.
+
+        `number`: its number. Raises OSError, RemoteError.
+        """
         if self._lent is not None:
             self._lent.keep(number)
             return
@@ -214,7 +217,7 @@ def _require_migratable(monitor: Commands) -> None:
 
 @dataclass(slots=True)
 class _Block:
-    """What is known of one block of memory."""
+    """The pages of one block of memory, by what remains to be done."""
 
     name: str
     changed: Flags
@@ -344,7 +347,7 @@ class _Run:
         self._paused += time.monotonic() - began
 
     def _collect(self) -> list[Runs]:
-        """Note and protect the written pages of the paused guest."""
+        """Record the pages that the paused guest has written, and protect them."""
         found = self._writes.collect_all()
         for block, runs in zip(self._blocks, found, strict=True):
             written = numbers(runs)
@@ -362,7 +365,10 @@ class _Run:
             block.stale[:] = False
 
     def _find_missing(self) -> None:
-        """Find pages that were never written, or discarded, as for a balloon. They are zeros."""
+        """Find the pages that QEMU has no memory for: never written, or discarded by a balloon.
+
+        Such pages are zeros.
+        """
         maps = Path(f"/proc/{self._tracked.process.pid}/maps").read_text()
         for index, block in enumerate(self._blocks):
             missing = ~self._populated(index, maps)
@@ -381,7 +387,7 @@ class _Run:
             os.close(opened)
 
     def _remaining(self) -> int:
-        """Return how many pages must be copied: those noted, and those written since."""
+        """Return how many pages must be copied: those recorded, and those written since."""
         total = 0
         for block, runs in zip(self._blocks, self._writes.scan(), strict=True):
             total += int(np.count_nonzero(block.stale))
@@ -389,7 +395,7 @@ class _Run:
         return total
 
     def _copy(self) -> None:
-        """Copy the noted pages, and the rest of their chunks, while the guest runs."""
+        """Copy the recorded pages, and the rest of their chunks, while the guest runs."""
         for index, block in enumerate(self._blocks):
             wanted = block.stale
             if self._earlier is not None:

@@ -56,7 +56,7 @@ class TrackerState:
 class LentTracking:
     """The write tracking of a guest, taken from its tracker. Use as a context manager.
 
-    Leaving the block returns it; without `keep`, the next capture reads all memory.
+    Leaving the block returns it to the tracker. Without `keep`, the next capture reads all memory.
     """
 
     def __init__(self, line: socket.socket, state: TrackerState, descriptor: int) -> None:

@@ -84,7 +84,10 @@ class CannotTrack(VmckptError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryRange:
-    """A range of a process's memory, by virtual address. Both must be multiples of 4096."""
+    """A range of a process's memory, by virtual address.
+
+    Its start and size must be multiples of 4096.
+    """
 
     start: int
     size: int
@@ -143,11 +146,12 @@ class WriteTracking:
         return [self._scan(one, 0) for one in self._ranges]
 
     def collect_all(self) -> list[Runs]:
-        """Like `scan`, but also protect the pages. Raises CannotTrack; some are then protected.
+        """Like `scan`, but also protect the pages. Raises CannotTrack; some pages may then be
+        protected already.
 
-        The kernel finds and protects each page in one step, so no write in between is missed. It is
-        called only for the ranges around written pages: under KVM, a call drops the mappings of its
-        whole range, and the next access to each of these pages faults.
+        The kernel finds and protects each page in one step, so no write in between is missed. The
+        ioctl covers only ranges around written pages: under KVM, each call drops the mappings of
+        its whole range, and the next access to each of these pages faults.
         """
         return [self._collect(one) for one in self._ranges]
 

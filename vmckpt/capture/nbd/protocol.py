@@ -139,7 +139,8 @@ class NbdSocket:
     def fill(self, room: memoryview, *, begun: bool = True) -> None:
         """Fill a buffer with received bytes.
 
-        `begun`: False if the peer has already closed the connection.
+        `begun`: False if an earlier call received no bytes, as the other end has closed the
+        connection. Raises Gone if it closes the connection before the buffer is full.
         """
         if not begun:
             raise Gone

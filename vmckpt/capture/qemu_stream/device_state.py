@@ -1,8 +1,8 @@
 """A guest's device state without its memory, as a stream that a waiting QEMU loads.
 
 QMP `xen-save-devices-state` writes the state of all devices to a file, in any build of QEMU for
-x86. It neither starts a migration nor changes a setting. The stream is completed here: the header
-in front of it lists the blocks whose pages are added before it is loaded.
+x86. It neither starts a migration nor changes a setting. This module completes the stream: the
+header in front of it lists the blocks whose pages are added before it is loaded.
 """
 
 import os
@@ -61,7 +61,7 @@ def head_of(monitor: Commands, blocks: Sequence[tuple[str, int]]) -> Head:
 class StateFile:
     """A file into which QEMU saves the state of its devices. Use as `with StateFile(…) as file`.
 
-    QEMU knows the file before the guest is paused, since each command prolongs the pause.
+    The file is passed to QEMU before the guest is paused, since each command prolongs the pause.
     """
 
     def __init__(self, monitor: Commands, head: Head) -> None:

@@ -101,7 +101,10 @@ class Hosts:
             return None
 
     async def _fits(self, looks: Sequence[Look]) -> Mapping[str, frozenset[str]]:
-        """Ask each host once whether it can offer each kind of CPU."""
+        """Ask each host once whether it can offer each kind of CPU.
+
+        Returns the CPUs that fit, by host.
+        """
         kinds: dict[str, Guest] = {}
         for look in looks:
             for guest in look.guests:
@@ -128,7 +131,10 @@ class Hosts:
     async def _same(
         self, leaving: Mapping[str, Sequence[Guest]], looks: Sequence[Look]
     ) -> Mapping[tuple[str, str], Mapping[str, bool]]:
-        """Compare files between each pair of hosts that both have an ssh login."""
+        """Compare files between each pair of hosts that both have an ssh login.
+
+        Returns, by source and target, whether the target sees each file.
+        """
         pairs = [
             (source, look.host.name) for source in leaving for look in looks
             if source in self._ssh and look.host.name in self._ssh and look.error is None

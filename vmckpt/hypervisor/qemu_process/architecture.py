@@ -1,4 +1,4 @@
-"""What a system call in another process needs to know of the processor's architecture. Pure.
+"""The rules of processor architectures for system calls in another process. Pure.
 
 Registers are those of the register set NT_PRSTATUS of ptrace(2), by name. x86-64 is tested; arm64
 was written from the kernel's sources, and has never been run.
@@ -41,11 +41,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Detour:
-    """What makes a thread call the kernel, and then continue as after a signal."""
+    """Registers and memory for a thread to call the kernel, and then continue as after a signal."""
 
     registers: Registers
     memory: bytes
-    """What must be in memory at `Request.at`."""
+    """Bytes to write to memory at `Request.at`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +69,8 @@ class Architecture:
     waits_at: Callable[[Registers], int | None]
     """Return where the system call instruction of a thread that waits in a system call must be.
 
-    None: it does not wait in one."""
+    None: the thread does not wait in a system call.
+    """
     detour: Callable[[Registers, Gadgets, Request], Detour]
     """Return the detour of a thread with these registers."""
 
@@ -192,4 +193,4 @@ ARM64 = Architecture(
 )  # fmt: skip
 
 ARCHITECTURES = {"x86_64": X86_64, "aarch64": ARM64}
-"""By machine name, as in uname(2)."""
+"""The supported architectures, by machine name as in uname(2)."""

@@ -65,10 +65,10 @@ def of_this_process() -> int:
 
 
 def close_unused(process: HeldProcess) -> int:
-    """Close userfaultfds that `create` left in the process when it was killed. Returns how many.
+    """Close userfaultfds that a killed `create` left in the process. Returns their number.
 
-    Such a userfaultfd has not been enabled by UFFDIO_API, and so has no effect. QEMU's own are
-    enabled immediately after they are created. Raises CannotInject, OSError.
+    Such a userfaultfd has not been enabled by UFFDIO_API, and so has no effect. QEMU enables its
+    own immediately after creating them. Raises CannotInject, OSError.
     """
     before = set(_unused(process))
     if not before:

@@ -105,7 +105,7 @@ class Facts:
     backlog: Range = Range(*BACKLOG)
     """Bytes that are buffered in sockets."""
     tail: tuple[tuple[float, float], ...] = ()
-    """(bytes from the end of memory, how many of these are in use); empty: unknown."""
+    """Pairs (bytes from the end of memory, how many of these are in use); empty: unknown."""
     link: LinkSeen | None = None
     """Throughput of the probe's own connection; None if it was not measured."""
     disks: Bytes = Bytes(0)
@@ -174,11 +174,14 @@ class Forecast:
 
     mode: Mode
     total: Range | None
-    """Seconds; None if the migration never ends."""
+    """Duration in seconds; None if the migration never ends."""
     downtime: Range | None
-    """Seconds; None if the guest is not moved. In post-copy, the time until the guest responds."""
+    """Downtime in seconds; None if the guest is not moved.
+
+    In post-copy, the time until the guest responds.
+    """
     sent: Range | None
-    """Bytes; None if `total` is None."""
+    """Bytes sent; None if `total` is None."""
     converges: bool | None
     """Whether the migration completes within the policy's limits; None if uncertain."""
     switches: bool | None

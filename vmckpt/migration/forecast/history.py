@@ -77,9 +77,9 @@ class Carried:
     """The expected bandwidth, in bytes per second, and what it is based on."""
 
     first: Range
-    """In the first pass."""
+    """Bandwidth in the first pass."""
     later: Range
-    """In later passes."""
+    """Bandwidth in later passes."""
     basis: tuple[str, ...]
 
 

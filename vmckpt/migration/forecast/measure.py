@@ -37,8 +37,9 @@ _FIRST = (0.1, 0.25, 0.5, 1.0)
 # When a longer measurement is read, as fractions of its duration.
 _LONGER = (0.12, 0.25, 0.45, 0.7, 1.0)
 _SOON, _TRACKING_LIMIT = Seconds(1.1), Seconds(2.0)
-"""When a count of written pages ends, about as long as sampling takes; and the time limit for the
-agent's answer."""
+"""Duration of a count of written pages, about as long as sampling takes; and the time limit for the
+agent's answer.
+"""
 _COUNTED, _SAMPLES = "counted by write tracking", "from sampled pages"
 # If less than this share of the memory in use can change in the first pass, one second of
 # measurement is enough.

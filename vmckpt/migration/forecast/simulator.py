@@ -62,7 +62,9 @@ class World:
     overshoot: float = 0.5
     """How far into its last slice the first pass gets before QEMU checks, 0 to 1."""
     tail: tuple[tuple[float, float], ...] = ()
-    """(bytes from the end of memory, how many of these are in use), ascending; empty: unknown."""
+    """Pairs (bytes from the end of memory, how many of these are in use), ascending; empty:
+    unknown.
+    """
     stopping: float = 0.0
     """Seconds from a time limit until the guest is confirmed to have stayed on the source."""
     slice_: float = SLICE
@@ -93,12 +95,14 @@ class Simulated:
 
     completed: bool
     total: Seconds
-    """From the order to the end; infinite if the migration never ends."""
+    """Time from the order to the end; infinite if the migration never ends."""
     downtime: Seconds | None
-    """None if the guest was not moved. In post-copy, the time until it responds, not until it
-    runs."""
+    """The downtime; None if the guest was not moved.
+
+    In post-copy, the time until it responds, not until it runs.
+    """
     sent: float
-    """Bytes."""
+    """Bytes sent."""
     passes: int
     switched: bool = False
     """Whether the migration completed by post-copy."""
@@ -135,7 +139,7 @@ class _Pass:
     began: float
     left: float
     until: float
-    """The pass is over when this much is left."""
+    """The pass is over when this many bytes are left."""
     extra: float = 0.0
     """Seconds before the first byte of the pass."""
 

@@ -37,7 +37,7 @@ async def count(
 
 
 def _ignore(_: Event) -> None:
-    """The agent reports no progress."""
+    """Do nothing: the agent reports no progress."""
 
 
 def _parsed(points: object, memory: int) -> tuple[DirtyPoint, ...]:

@@ -51,7 +51,9 @@ class RecoveryDecision:
     settle: str = ""
     """What the operator can do; shown when vmckpt must not act."""
     if_it_stays: bool = False
-    """The hosts' answers also occur briefly during a transition, so they must persist."""
+    """Whether to act only once the answers have stayed the same for PATIENCE: they also occur
+    briefly during a transition.
+    """
 
     @property
     def known(self) -> bool:

@@ -222,7 +222,8 @@ class Recovery:
         """Determine the state of the migration and what to do about it.
 
         An outcome counts only if both hosts report it twice in a row. Inconsistent answers, and
-        answers that also occur briefly during a transition, must persist for `PATIENCE`.
+        answers that also occur briefly during a transition, count only once they have stayed the
+        same for `PATIENCE`.
         """
         if not self.uuid or (not self.left.steps and self.left.order is None):
             return recovery_decide.NEVER  # nothing was done to any host yet

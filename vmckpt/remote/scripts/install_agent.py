@@ -100,7 +100,10 @@ def others_write(seen: os.stat_result, *, parent: bool) -> bool:
 
 @contextmanager
 def held(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Lock a directory during the block; the lock ends with this process. Raises OSError."""
+    """Lock a directory during the block; the lock ends with this process.
+
+    `how`: the operation for flock(2). Raises OSError.
+    """
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(file, how)

@@ -80,8 +80,9 @@ class Backup:
         claim: TakeoverClaim, requests: Requests, between: Callable[[], None],
         lives: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """`between` is called between turns, when the standby is in the state of the last committed
-        epoch and does not change. `lives` returns whether the standby's QEMU is running.
+        """`between` is called between two iterations of the loop, when the standby is in the state
+        of the last committed epoch and does not change. `lives` returns whether the standby's QEMU
+        is running.
         """
         self._session, self._folder = session, folder
         self._stage, self._standby, self._claim, self._requests = stage, standby, claim, requests

@@ -52,7 +52,7 @@ class CopiedMemory:
         return self._finder.begin()
 
     def track(self, _pause: Pause) -> None:
-        """Nothing has to be started."""
+        """Do nothing: comparing needs no tracking."""
 
     def changes(self, _pause: Pause) -> list[Changed]:
         self._finder.prepare()

@@ -65,7 +65,9 @@ class Buffers:
         self._held = dict.fromkeys(self._cards, 0)
         """Number of packets, for each card, of epochs that are closed and not released yet."""
         self.lost = 0
-        """Total number of packets that QEMU dropped: beyond MOST in an epoch or in a buffer."""
+        """Total number of packets that QEMU dropped because an epoch or a buffer already had MOST
+        packets.
+        """
         self._there = False
         self.new_cards = NewCards(monitor, folder)
         """Network cards plugged in while output was being buffered."""

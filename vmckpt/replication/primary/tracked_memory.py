@@ -75,7 +75,7 @@ def blocks_of(found: RamBlocks, process: HeldProcess) -> list[MemoryBlock]:
 
 @dataclass(slots=True)
 class _Block:
-    """What is known of one block."""
+    """What is known about one block of memory."""
 
     stale: Flags
     """Pages that were written since they were last sent, or that the backup may lack."""

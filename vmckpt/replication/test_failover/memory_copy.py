@@ -19,7 +19,9 @@ _SLICE = 1024
 ENOUGH = 8192
 """Maximum number of pages to copy while the loop is paused: 32 MiB, a hundredth of a second."""
 MOST = 32768
-"""Maximum number of such pages for a guest that writes too fast to reach `ENOUGH`."""
+"""Maximum number of pages to copy while the loop is paused, for a guest that writes too fast to
+reach `ENOUGH`.
+"""
 _ROUNDS = 10
 """After this many rounds, the guest is considered to write too fast."""
 

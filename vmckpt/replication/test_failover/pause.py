@@ -1,7 +1,7 @@
 """Pause the backup's loop while another thread needs the standby unchanged.
 
-Between two turns of the loop, memory, disks and device state belong to the same epoch. The loop is
-paused only briefly, since the primary waits for it.
+Between two iterations of the loop, memory, disks and device state belong to the same epoch. The
+loop is paused only briefly, since the primary waits for it.
 """
 
 import threading
@@ -38,7 +38,7 @@ class LoopPause:
         self._changed = threading.Condition()
 
     def turn(self) -> None:
-        """Pause if a pause was requested. The loop calls this between two turns."""
+        """Pause if a pause was requested. The loop calls this between two iterations."""
         if not self._is(_State.WANTED):
             return
         with self._changed:

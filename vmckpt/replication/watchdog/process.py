@@ -45,7 +45,7 @@ _GAP = 0.5
 _ARMED = b"."
 _ARMING = 10.0
 _TURNS = 0.25
-"""A live watchdog has run a turn within this time, in seconds."""
+"""A live watchdog has run a cycle within this time, in seconds."""
 _OOM = Path("/proc/self/oom_score_adj")
 _RESUMES = 10
 """Time limit for a process that resumes the guest, in seconds."""
@@ -98,7 +98,7 @@ def start(facts: Facts, *, unit: bool = False) -> None:
 
 
 def _looks(page: WatchdogPage, since: float, limit: float) -> bool:
-    """Wait until a watchdog runs a turn after `since`. Returns False after `limit` seconds."""
+    """Wait until a watchdog has run a cycle after `since`. Returns False after `limit` seconds."""
     give_up = boottime() + limit
     while page.guarded < since:
         if boottime() > give_up:
@@ -147,7 +147,7 @@ def _start(facts: Facts, *, unit: bool) -> None:
 
 
 class Watchdog:
-    """The active watchdog: in each turn it gathers facts, decides and acts."""
+    """The active watchdog: in each cycle, it gathers facts, decides and acts."""
 
     def __init__(
         self, facts: Facts, page: WatchdogPage, qemu: HeldProcess | None, lock: int
@@ -191,7 +191,7 @@ class Watchdog:
                 time.sleep(rules.TURN)
 
     def turn(self) -> bool:
-        """Do one turn, of at most `rules.TURN`.
+        """Run one cycle, of at most `rules.TURN`.
 
         Returns False if the protection is over, or if this process is a new spare.
         """
@@ -406,7 +406,7 @@ class Trigger:
         self._shot = False
 
     def kill(self, why: str) -> None:
-        """Send SIGKILL and wait at most one turn for QEMU to exit. May be repeated."""
+        """Send SIGKILL and wait at most one cycle for QEMU to exit. May be repeated."""
         if self._qemu is None:
             return
         self._qemu.kill()
@@ -507,7 +507,7 @@ def _privileges() -> list[str]:
 
 
 def _guard(facts: Facts, lock: int, armed: Callable[[], None]) -> None:
-    """Run the watchdog, and call `armed` after its first turn. Raises OSError, ValueError."""
+    """Run the watchdog, and call `armed` after its first cycle. Raises OSError, ValueError."""
     os.chdir("/")
     # The watchdog runs until `over` exists, even while the machine is shutting down.
     for number in _IGNORED:

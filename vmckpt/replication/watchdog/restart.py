@@ -9,7 +9,7 @@ from vmckpt.lease.clock import boottime
 from vmckpt.replication.watchdog.shared_page import WatchdogPage
 
 _UNGUARDED = 1.0
-"""A watchdog that has not run a turn for this long, in seconds, is restarted."""
+"""A watchdog that has not run a cycle for this long, in seconds, is restarted."""
 
 
 class WatchdogRestart:
@@ -22,7 +22,7 @@ class WatchdogRestart:
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Restart the watchdog if it has not run a turn for a second. Call this regularly."""
+        """Restart the watchdog if it has not run a cycle for a second. Call this regularly."""
         looks = boottime() - self._page.guarded <= _UNGUARDED
         if looks or (self._thread is not None and self._thread.is_alive()):
             return

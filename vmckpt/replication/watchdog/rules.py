@@ -11,10 +11,11 @@ from typing import TypeAlias
 from vmckpt.units import Seconds
 
 TURN = Seconds(0.05)
-"""The watchdog runs a turn at least this often."""
+"""The watchdog runs a cycle at least this often."""
 _STUCK = Seconds(1.0)
-"""A watchdog that has not run a turn for this long is hung: it is locked in memory and has
-real-time priority."""
+"""A watchdog that has not run a cycle for this long is hung: it is locked in memory and has
+real-time priority.
+"""
 
 
 class KillMethod(StrEnum):
@@ -57,7 +58,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchdogFacts:
-    """The facts that the watchdog gathers in a turn."""
+    """The facts that the watchdog gathers in a cycle."""
 
     guest_lives: bool
     """QEMU's process exists."""
@@ -92,38 +93,38 @@ class WatchdogFacts:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing needs to be done now; the next turn is due at `until`."""
+    """Do nothing now; the next cycle is due at `until`."""
 
     until: float
 
 
 @dataclass(frozen=True, slots=True)
 class KillGuest:
-    """The lease has ended."""
+    """Kill the guest: its lease has ended."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class KillAgent:
-    """The agent is hung."""
+    """Kill the agent: it is hung."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartAgent:
-    """The agent is gone, and there is work for it."""
+    """Start the agent: it is gone, and there is work for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeGuest:
-    """No agent is working, and the last agent left the guest paused."""
+    """Resume the guest: no agent is working, and the last agent left the guest paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Nothing is left to guard."""
+    """Exit: nothing is left to guard."""
 
     why: str
 
@@ -150,7 +151,10 @@ def decide(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
 
 
 def _without_agent(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
-    """Resume the guest first: this needs no agent, and the guest's output stays buffered."""
+    """Choose the action while no agent is working.
+
+    Resuming the guest comes first: it needs no agent, and the guest's output stays buffered.
+    """
     first = seen.resumed is None or seen.resumed < seen.stopped
     if first and seen.stopped != 0 and seen.resumable and not seen.resuming:
         return ResumeGuest()
@@ -171,7 +175,10 @@ def _may_start(seen: WatchdogFacts, now: float, rules: Rules) -> bool:
 
 
 def _afterwards(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
-    """Start the agent after QEMU is gone: the standby takes over only after the agent's report."""
+    """Choose the action once QEMU is gone.
+
+    The agent is started, because the standby takes over only after the agent's report.
+    """
     if now > seen.gone + rules.leaves:
         return End("the guest's QEMU is gone, and its agent has not ended the protection")
     if not seen.agent_lives and _may_start(seen, now, rules):
@@ -228,21 +235,21 @@ class SpareSeen:
     lasts: float
     partner_lives: bool
     looked: float
-    """When the active watchdog last ran a turn."""
+    """When the active watchdog last ran a cycle."""
     woke: float
     """As in `WatchdogFacts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillPartner:
-    """The active watchdog is hung."""
+    """Kill the active watchdog: it is hung."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The active watchdog is gone: the spare becomes active."""
+    """Become the active watchdog: the active watchdog is gone."""
 
 
 def stand_by(seen: SpareSeen, now: float) -> Wait | KillGuest | KillPartner | TakeOver | End:
@@ -263,5 +270,5 @@ def stand_by(seen: SpareSeen, now: float) -> Wait | KillGuest | KillPartner | Ta
 
 
 def stuck(looked: float, woke: float, now: float) -> bool:
-    """Return whether a watchdog whose last turn was at `looked` is hung."""
+    """Return whether a watchdog whose last cycle was at `looked` is hung."""
     return now > max(looked, woke) + _STUCK

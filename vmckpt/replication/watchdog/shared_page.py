@@ -135,8 +135,10 @@ class WatchdogPage:
 
     @property
     def guarded(self) -> float:
-        """When the watchdog last ran a turn; 0: never. If it is too long ago, the agent restarts
-        the watchdog."""
+        """When the watchdog last ran a cycle; 0: never.
+
+        If it is too long ago, the agent restarts the watchdog.
+        """
         return self._times[_GUARDED]
 
     @guarded.setter
@@ -145,7 +147,7 @@ class WatchdogPage:
 
     @property
     def spared(self) -> float:
-        """When the spare watchdog of a pair last ran a turn; 0: never."""
+        """When the spare watchdog of a pair last ran a cycle; 0: never."""
         return self._times[_SPARED]
 
     @spared.setter
