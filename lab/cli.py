@@ -33,7 +33,9 @@ def chaos(
         float | None, typer.Option(min=0.1, help="Duration in minutes. Default: 10.")
     ] = None,
     operations: Annotated[int | None, typer.Option(min=1, help="Number of operations.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed. Default: random.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the operations. Default: random.")
+    ] = None,
     first: Annotated[int, typer.Option(min=1, help="Number of the first operation.")] = 1,
     postgres: Annotated[
         bool,

@@ -111,7 +111,7 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
             GOES_ON,
             (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
         ),
-        (REFUSED, 2, "web1 has no post-copy to resume", GOES_ON, (Asked.RESUME_JOB,)),
+        (REFUSED, 2, "web1 has no post-copy migration to resume", GOES_ON, (Asked.RESUME_JOB,)),
         (REFUSED, 18, _ON_BOTH, GOES_ON, (Asked.LABEL,)),
         (ALLOWED, 0, "done directly on alpha", GOES_ON, (Asked.SET,)),
         (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
@@ -122,7 +122,7 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
         (HARMS, 0, "destroyed", OFF, (Asked.DESTROY,)),
     ),
     Under.UNSETTLED: (
-        (REFUSED, 2, "web1 has no post-copy to resume", GOES_ON, (Asked.RESUME_JOB,)),
+        (REFUSED, 2, "web1 has no post-copy migration to resume", GOES_ON, (Asked.RESUME_JOB,)),
         (REFUSED, 2, "web1 is not migrating from alpha", GOES_ON, (Asked.CANCEL, Asked.SET)),
         (ALLOWED, 0, "", GOES_ON, (Asked.PLAN, Asked.GUESTS, Asked.LABEL)),
         (ALLOWED, 0, "the guest never left the source", SETTLED, (Asked.MIGRATE,)),

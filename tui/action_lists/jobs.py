@@ -21,7 +21,7 @@ def _active(scene: Scene) -> str | None:
     if not scene.job.operation.active:
         return "the job has ended"
     if not is_move(scene.job) and not is_whole(scene.job):
-        return f"a {scene.job.operation.kind} job accepts no requests"
+        return f"a job of kind {scene.job.operation.kind} accepts no requests"
     return None
 
 

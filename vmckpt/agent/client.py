@@ -173,7 +173,7 @@ async def require_agent(host: Host) -> None:
 
 def _untouched(host: Host) -> RemoteError:
     return RemoteError(
-        f"{host.name}: vmckpt-agent is not installed, and the host is read-only",
+        f"{host.name}: vmckpt-agent is not installed, and read-only mode forbids its installation",
         host=host.name,
         hint=agent_install.BY_HAND,
     )

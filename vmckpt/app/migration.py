@@ -194,7 +194,8 @@ async def resume(controller: Controller, job: str) -> MigrationReport:
         jobs.refuse_uncontrolled(operation)
         if operation.kind != MIGRATE:
             raise BadInput(
-                f"{operation.id} is a {operation.kind} job; only migrations can be resumed",
+                f"{operation.id} is not a migration (kind: {operation.kind}); only migrations can"
+                " be resumed",
                 hint="run vmckpt recover",
             )
         setting = migrate_recover.setting_of(operation, inventory, policies)

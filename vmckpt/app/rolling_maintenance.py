@@ -171,7 +171,9 @@ async def _one(
         filled = await through(back)
     if options.after is not None:
         if caller.stop.is_set():
-            raise Cancelled(f"stopped; {host.name} is repopulated, but --after was not run")
+            raise Cancelled(
+                f"stopped; {host.name} accepts guests again, but the --after command was not run"
+            )
         caller.warn(f"{host.name}: running: {options.after}")
         back_again = "the host accepts guests again, and its own guests are back"
         await _run(host, "--after", options.after, options.limit, back_again)
@@ -270,7 +272,7 @@ async def _well(
         if loop.time() > until:
             raise HookFailed(
                 f"{host.name} is not healthy after {show_seconds(limit)}:"
-                f" {why or 'only the last check passed'}",
+                f" {why or 'the last check passed, but two in a row must pass'}",
                 hint=f"the host is empty and in maintenance; run vmckpt doctor {host.name}",
             )
         await asyncio.sleep(_AGAIN)

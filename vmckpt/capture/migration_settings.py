@@ -130,7 +130,7 @@ def settings_facts(
     except KeyError:
         raise CannotCapture(
             f"QEMU of {monitor.name} on {monitor.host} does not support {want}",
-            hint="use another capture method",
+            hint="upgrade QEMU on that host, or use another capture method",
         ) from None
     state = monitor.run_state()
     if state == "postmigrate":

@@ -121,7 +121,7 @@ def stop_of(outside: "Outside") -> asyncio.Event:
         else:
             if not (number == signal.SIGINT and sys.stdin.isatty()):
                 outside.pass_on(number)
-            output.say("stopping: if the command was started, the guest will be rolled back")
+            output.say("stopping: if the command was started, the guest will be restored")
             stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

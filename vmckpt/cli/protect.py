@@ -33,12 +33,12 @@ def show(done: "TestedFailover", *, runs: bool, json: bool) -> None:
         return
     took = show_seconds(done.took)
     if not runs:
-        output.out.print(f"{done.name} was removed from {done.host}; took {took}")
+        output.out.print(f"{done.name} was removed from {done.host} in {took}")
         return
     old = "" if done.age is None else f", {show_seconds(done.age)} old when the copy started"
     output.out.print(
         f"{done.name} is running on {done.host}: a copy of {done.guest} without network, from epoch"
-        f" {done.epoch}{old}; took {took}"
+        f" {done.epoch}{old}; the start took {took}"
     )
     output.out.print(f"to inspect the copy: {' or '.join(done.look)}")
     output.out.print(f"to remove the copy: {' or '.join(done.end)}")

@@ -421,7 +421,7 @@ def _fence_device(examined: Examined, seen: FenceSeen, device: DeviceSeen) -> Fi
     elif device.power is Power.OFF and answers and seen.all_off(device.level):
         text = (
             f"{device.name} reports power off, but {name} answers: the device controls another"
-            " machine"
+            f" machine, or {name} has a power supply that is not in the inventory"
         )
     elif device.power is Power.OFF and answers:
         text = f"{device.name} reports power off: {name} runs on its other power supplies only"
@@ -478,7 +478,7 @@ class ControllerReady:
 def of_host(ready: HostReady) -> Iterator[Finding]:
     """Yield the findings about a host that concern snapshots."""
     yield _warning(
-        "snapshot-agent", ready.name, ready.agent or "the agent can be started", ready.agent,
+        "snapshot-agent", ready.name, ready.agent or "vmckpt's agent can be started", ready.agent,
         'install the agent manually (see "The agent" in docs/hosts.md)',
     )  # fmt: skip
     yield _room(ready)

@@ -138,7 +138,7 @@ class Run:
                     self._answer(request, "resumed")
                 case _:
                     self._answer(
-                        request, "send this request to the guest's migration job", ok=False
+                        request, "send this request to the migration job of one guest", ok=False
                     )
 
     def _answer(self, request: Request, text: str, *, ok: bool = True) -> None:
@@ -352,7 +352,8 @@ class Run:
                 self._shut.append(known.guest.uuid)
                 self._tell(name, f"is {done}", "evacuate")
                 return
-            left = Unplaced(tenant=_tenant(self._seen, name), why=why, hint="shut it down manually")
+            hint = f"run virsh shutdown {name} on its host"
+            left = Unplaced(tenant=_tenant(self._seen, name), why=why, hint=hint)
             self._state = replace(self._state, left=(*self._state.left, left))
 
         await asyncio.gather(*(one(name) for name in names))

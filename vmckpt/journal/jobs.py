@@ -357,7 +357,7 @@ def refuse_uncontrolled(operation: Operation) -> None:
         )
     if operation.controller.entrusted:
         raise BadInput(
-            f"{operation.id} is a {operation.kind} job, which agents on its hosts run",
+            f"{operation.id} (kind: {operation.kind}) is run by vmckpt's agents on its hosts",
             hint=f"run vmckpt unprotect {operation.guest} to end the job",
         )
 

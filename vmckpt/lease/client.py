@@ -299,8 +299,8 @@ class LeaseClient:
         told = self._ask("renew_on(%s, %s, %s)", token, self._holder, self._timeline)
         if told.get("forgot"):
             raise LeaseForgotten(
-                f"the lease store does not know token {token}: it failed over to a replica that"
-                " lacks the last change",
+                f"the lease store does not know token {token}: it has lost its last change, for"
+                " example in a failover to a replica",
                 hint="make the lease store's replicas synchronous (synchronous_standby_names)",
             )
         self.protected = told.get("state") == "protected"

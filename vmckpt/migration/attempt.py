@@ -88,7 +88,7 @@ class _Attempt:
         except RemoteError as exc:
             maybe = tuple(
                 f"{copy.path} on {context.setting.target.name} may have been created for this"
-                " migration"
+                " migration, and may still be there"
                 for copy in self._plan.copies.copies
             )
             warned = (*not_begun.warnings, *maybe)
@@ -184,7 +184,11 @@ class _Attempt:
                 return Tidied(troubles=await storage_copy.remove(remotes[1], made))
         except VmckptError as exc:
             return Tidied(troubles=(f"{exc}",))
-        lines = (f"{path} on {made.host} was created for this migration" for path in made.marks)
+        lines = (
+            f"{path} on {made.host}, an image made for this migration, is kept, because the guest"
+            " may need it"
+            for path in made.marks
+        )
         return Tidied(troubles=tuple(lines))
 
     async def _forget(self, ending: Ending | None) -> tuple[str, ...]:

@@ -113,14 +113,15 @@ class Ran:
 
     @property
     def in_words(self) -> str:
-        """The result, for messages: "the agent exited with 1: Connection timed out"."""
+        """The result, for messages: "the fence agent exited with 1: Connection timed out"."""
         if self.error is not None:
             return self.error
         if self.status is None:
             return f"no answer within {show_seconds(self.limit)}"
         if self.status < 0:
-            return f"the agent was killed by signal {-self.status}"
-        return f"the agent exited with {self.status}" + (f": {self.said}" if self.said else "")
+            return f"the fence agent was killed by signal {-self.status}"
+        why = f": {self.said}" if self.said else ""
+        return f"the fence agent exited with {self.status}{why}"
 
 
 class Power(StrEnum):
@@ -241,7 +242,7 @@ def _decide_by_host(topology: FenceTopology, level: int, answers: bool | None) -
     return Decision(
         Step.REFUSE,
         why=f"{agents}: power off was reported, but the host still answers: the device controls"
-        " another machine",
+        " another machine, or the host has a power supply that is not in the inventory",
     )
 
 

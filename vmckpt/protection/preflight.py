@@ -142,7 +142,7 @@ def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
 
 
 _EPOCHS = "epochs in flight"
-_COPY = "a copy of the guest's memory and epochs in flight"
+_COPY = "epochs in flight and a copy of the guest's memory"
 
 
 def expected_pause(cost: EpochCost, memory: Bytes) -> Seconds | None:
@@ -250,7 +250,7 @@ def _decision(seen: ProtectionFacts) -> Iterator[Finding]:
         yield _warning(
             "watched", seen.guest,
             f"only vmckpt run fails over automatically, after {seen.fence} has powered"
-            f" {seen.primary} off: keep vmckpt run running on a third machine",
+            f" {seen.primary} off: start vmckpt run on a third machine and keep it running",
         )  # fmt: skip
     if seen.lease_store is not None and seen.lease_store.severity is Severity.WARNING:
         yield seen.lease_store

@@ -110,7 +110,8 @@ async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Sett
         truth=f"{backup} is unreachable; {guest}, whose output was waiting for it, now runs"
         " unprotected",
         outcome=None, goes_on=True,
-        settle="keep vmckpt run running: it grants this permission immediately",
+        settle="start vmckpt run and keep it running, so that guests may run unprotected without"
+        " vmckpt recover",
     )  # fmt: skip
 
 

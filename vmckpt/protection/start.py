@@ -243,12 +243,13 @@ class Beginning:
                 return status
             if status.devices_changed:
                 raise VmckptError(
-                    f"a device of {self._guest.name} was plugged or unplugged meanwhile",
+                    f"a device of {self._guest.name} was plugged in or unplugged while the standby"
+                    " was being set up",
                     hint=f"run vmckpt protect {self._guest.name} again",
                 )
             if status.wants_leave:
                 raise VmckptError(
-                    f"{self._setting.backup.name} was lost before the standby was ready:"
+                    f"{self._setting.backup.name} stopped answering before the standby was ready:"
                     f" {status.says}"
                 )
             answers = time.monotonic() if status.agent else answers

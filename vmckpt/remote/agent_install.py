@@ -116,7 +116,7 @@ async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) ->
     )  # fmt: skip
     if answer.status != 0:
         raise RemoteError(
-            f"{remote.host.name}: the agent was not installed:"
+            f"{remote.host.name}: vmckpt-agent was not installed:"
             f" {last_line(answer.err, f'status {answer.status}')}",
             host=remote.host.name,
             hint=f"fix the cause, or {BY_HAND}",

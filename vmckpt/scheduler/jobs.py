@@ -61,7 +61,7 @@ class CopySnapshot:
         return f"copy {self.id} {self.target}"
 
     def __str__(self) -> str:
-        return f"copy of {self.id} of {self.name} to {self.target}"
+        return f"copy of snapshot {self.id} ({self.name}) to {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

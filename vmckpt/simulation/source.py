@@ -218,7 +218,7 @@ class Showing:
             kind = _ACTIONS[what][0] if what in _ACTIONS else kinds[what]
             return f"{one.id}: {self._world.order(one.id, now, kind)}"
         if one.kind != "migrate":
-            raise BadInput(f"{one.id}: a {one.kind} job accepts no requests")
+            raise BadInput(f"{one.id}: a job of kind {one.kind} accepts no requests")
         wanted = [_ACTIONS[what]] if what in _ACTIONS else _settings(options)
         if not wanted or what == "resume":
             raise BadInput(f"{one.id}: there is nothing to {what}")

@@ -246,7 +246,8 @@ class World:
         if move.guest.name in self._busy:
             raise GuestLocked(f"{move.guest.name} already has a job", hint="see vmckpt jobs")
         if (why := self.site.why_not(move.guest, move.target)) is not None:
-            raise Blocked(f"{move.target}: {why}", hint="choose another host; nothing was changed")
+            refused = f"{move.guest.name} cannot move to {move.target}: {why}; nothing was changed"
+            raise Blocked(refused, hint="choose another host")
         return self._go(made).move.id
 
     def _go(self, made: Made) -> Made:

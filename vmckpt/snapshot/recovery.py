@@ -193,7 +193,7 @@ def guard_verdict(checkpoint: tuple[str, str] | None) -> Settled:
     return Settled(
         truth="it is unknown how the guarded command exited, and the guest was not checked",
         outcome=Outcome.FAILED,
-        did=(f"keep the checkpoint; to roll back, run {way_back(*checkpoint)}",),
+        did=(f"keep the checkpoint; to restore it, run {way_back(*checkpoint)}",),
     )
 
 

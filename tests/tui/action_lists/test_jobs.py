@@ -27,7 +27,7 @@ def in_phase(phase: str) -> JobView:
     [
         (None, "no job is selected"),
         (ENDED, "the job has ended"),
-        (PROTECT, "a protect job accepts no requests"),
+        (PROTECT, "a job of kind protect accepts no requests"),
         (in_phase("post-copy"), "post-copy cannot be cancelled"),
         (MOVE, None),
         (DRAIN, None),

@@ -300,7 +300,7 @@ async def test_an_installer_that_fails_is_one_line(
         await client.ensure_agent(machine.host)
 
     assert str(caught.value) == (
-        f"alpha: the agent was not installed: {machine.versions}: not enough space for"
+        f"alpha: vmckpt-agent was not installed: {machine.versions}: not enough space for"
         f" {1 << 40} MiB; fix the cause, or {agent_install.BY_HAND}"
     )
     assert installed(machine.versions) == []
@@ -316,7 +316,7 @@ async def test_an_installer_that_is_killed_there_is_one_line_and_the_next_order_
         os.killpg(process.pid, signal.SIGKILL)
 
     machine.meddle = kill
-    with pytest.raises(RemoteError, match="alpha: the agent was not installed: status 247"):
+    with pytest.raises(RemoteError, match="alpha: vmckpt-agent was not installed: status 247"):
         await client.ensure_agent(machine.host)
     assert installed(machine.versions) == []
 
@@ -362,7 +362,8 @@ async def test_an_order_that_is_given_up_leaves_nothing(machine: Machine) -> Non
 
 async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> None:
     with pytest.raises(
-        RemoteError, match="vmckpt-agent is not installed, and the host is read-only"
+        RemoteError,
+        match="vmckpt-agent is not installed, and read-only mode forbids its installation",
     ):
         await client.ensure_agent(replace(machine.host, read_only=True))
 
@@ -372,7 +373,8 @@ async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> 
 async def test_looking_whether_there_may_be_an_agent_installs_none(machine: Machine) -> None:
     await client.require_agent(machine.host)
     with pytest.raises(
-        RemoteError, match="vmckpt-agent is not installed, and the host is read-only"
+        RemoteError,
+        match="vmckpt-agent is not installed, and read-only mode forbids its installation",
     ):
         await client.require_agent(replace(machine.host, read_only=True))
     assert not machine.versions.exists()

@@ -27,8 +27,8 @@ NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
 @pytest.mark.parametrize(
     ("kind", "entrusted", "says"),
     [
-        ("protect", True, "is a protect job, which agents on its hosts run"),
-        ("snapshot", False, "is a snapshot job; only migrations can be resumed"),
+        ("protect", True, r"\(kind: protect\) is run by vmckpt's agents on its hosts"),
+        ("snapshot", False, r"is not a migration \(kind: snapshot\); only migrations can be"),
     ],
 )
 async def test_only_a_migration_is_resumed(

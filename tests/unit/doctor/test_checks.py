@@ -172,7 +172,7 @@ def test_certificates_are_warned_of_before_they_end(days: int, severity: Severit
         ),
         (
             fenced(1),
-            "alpha: fence_ipmilan does not report the power state: the agent exited with 1",
+            "alpha: fence_ipmilan does not report the power state: the fence agent exited with 1",
         ),
         (fenced(None), "does not report the power state: no answer within 15.0 s"),
         (unasked("no such agent", "install it"), "alpha: no such agent"),
@@ -211,13 +211,16 @@ def test_each_device_of_a_host_is_told_of() -> None:
 
     assert told(fenced(0, 1)) == [
         (True, "device 0 reports power on"),
-        (False, "device 1 does not report the power state: the agent exited with 1"),
+        (False, "device 1 does not report the power state: the fence agent exited with 1"),
     ]
     # One of two supplies that is off: the host runs on the other one.
     assert told(fenced(2, 0)) == [
         (False, "device 0 reports power off: alpha runs on its other power supplies only"),
         (True, "device 1 reports power on"),
     ]
-    wrong = "reports power off, but alpha answers: the device controls another machine"
+    wrong = (
+        "reports power off, but alpha answers: the device controls another machine, or alpha has a"
+        " power supply that is not in the inventory"
+    )
     assert told(fenced(2, 2)) == [(False, f"device 0 {wrong}"), (False, f"device 1 {wrong}")]
     assert told(fenced(0, 2, levels=2))[1] == (False, f"device 1 {wrong}")

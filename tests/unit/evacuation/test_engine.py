@@ -151,7 +151,7 @@ async def test_cancelled_from_another_terminal_while_paused() -> None:
 async def test_what_is_asked_of_a_guest_is_not_asked_of_the_host() -> None:
     step_log = FakeDesk([(1.0, RequestKind.POSTCOPY, {})])
     await run(hosts(vm("a")), step_log=step_log)
-    told = "send this request to the guest's migration job"
+    told = "send this request to the migration job of one guest"
     assert step_log.answers == [("postcopy", False, told)]
 
 

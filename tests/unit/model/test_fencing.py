@@ -40,9 +40,9 @@ STORIES = [
         None,
         SOON,
         Step.REFUSE,
-        "could not be switched off: the agent exited with 1",
+        "could not be switched off: the fence agent exited with 1",
     ),
-    ("an interpreter that fails", 2, None, SOON, Step.REFUSE, "the agent exited with 2"),
+    ("an interpreter that fails", 2, None, SOON, Step.REFUSE, "the fence agent exited with 2"),
     (
         "off had no end",
         "hung",
@@ -51,7 +51,7 @@ STORIES = [
         Step.REFUSE,
         "could not be switched off: no answer within 15",
     ),
-    ("off was killed", -9, None, SOON, Step.REFUSE, "the agent was killed by signal 9"),
+    ("off was killed", -9, None, SOON, Step.REFUSE, "the fence agent was killed by signal 9"),
     ("off says it worked", 0, None, SOON, Step.LOOK, ""),
     ("off at once", 0, 2, SOON, Step.OFF, ""),
     ("off at last", 0, 2, LATE, Step.OFF, ""),
@@ -64,9 +64,9 @@ STORIES = [
         1,
         LATE,
         Step.REFUSE,
-        "power state is unknown: the agent exited with 1",
+        "power state is unknown: the fence agent exited with 1",
     ),
-    ("a status that dies", 0, -11, LATE, Step.REFUSE, "the agent was killed by signal 11"),
+    ("a status that dies", 0, -11, LATE, Step.REFUSE, "the fence agent was killed by signal 11"),
     ("a status without an end", 0, "hung", SOON, Step.LOOK, ""),
     ("never an answer", 0, "hung", LATE, Step.REFUSE, "state is unknown: no answer within 15"),
     (
@@ -75,7 +75,7 @@ STORIES = [
         3,
         LATE,
         Step.REFUSE,
-        "power state is unknown: the agent exited with 3",
+        "power state is unknown: the fence agent exited with 3",
     ),
 ]
 

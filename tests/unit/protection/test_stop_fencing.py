@@ -76,7 +76,7 @@ async def test_what_was_tried_in_vain_is_kept_with_what_was_answered(scene: Scen
     assert step.state is StepState.FAILED
     assert step.result is not None
     told = step.result["error"]
-    assert "could not be switched off: the agent exited with 1: Unable to" in told
+    assert "could not be switched off: the fence agent exited with 1: Unable to" in told
     scene.agent.behaves()
     await stop.fence_host(scene.agent.host(), scene.recorder, scene.caller)
     assert [one.state for one in scene.steps()] == [StepState.FAILED, StepState.DONE]

@@ -77,8 +77,8 @@ def _must_be_free(order: ReplicaOrder) -> None:
     if session is not None and not (folder_of(order.guest) / teardown.OUTCOME).exists():
         raise BadInput(
             f"{order.host} already takes part in a protection or migration of {session.name}",
-            hint=f"run vmckpt recover, or vmckpt unprotect {session.name} first; add"
-            " --lost-journal if no journal contains the job",
+            hint=f"run vmckpt recover, or vmckpt unprotect {session.name} (with --lost-journal if"
+            " no journal contains the job)",
         )
     remove_folder(folder_of(order.guest))
 
@@ -461,8 +461,8 @@ def _revive(order: ReplicaOrder) -> dict[str, Any]:
     (folder / watchdog_process.OVER).unlink(
         missing_ok=True
     )  # an interrupted command may have left this file
-    _begin(order, "the agent")
-    return {"did": [f"restarted the agent on {order.host}"]}
+    _begin(order, "vmckpt's agent")
+    return {"did": [f"restarted vmckpt's agent on {order.host}"]}
 
 
 def _give(order: ReplicaOrder) -> dict[str, Any]:

@@ -51,8 +51,8 @@ def capture(
     began = time.monotonic()
     if monitor.run_state() != "running":
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} is paused; after libvirt's snapshot, QEMU would"
-            " refuse to save or migrate the guest",
+            f"{monitor.name} on {monitor.host} is not running; after libvirt's snapshot, QEMU"
+            " would refuse to save or migrate the guest",
             hint="use another capture method: --way background",
         )
     undo = migration_settings.settings_facts(monitor, want=None, runs=True, folder=folder)

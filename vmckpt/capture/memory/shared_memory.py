@@ -315,7 +315,7 @@ class PausedCapture:
             if state == "running":
                 raise self._resumed()
             if state not in ("paused", "finish-migrate") or now - began > _PATIENCE:
-                raise self._failed(f"the guest's run state is {state}")
+                raise self._failed(f"the guest's run state is {state}, not postmigrate")
             if now - looked < _LOOK:
                 continue  # each query would prolong the pause
             looked = now
@@ -415,7 +415,7 @@ class SharedMemory:
             raise CannotCapture(
                 f"{self._monitor.name} on {self._monitor.host}: its memory {file.names[0]!r}"
                 f" cannot be opened: {exc}",
-                hint="log in to that host as root",
+                hint="let vmckpt log in to that host as root: ssh: {user: root} in the inventory",
             ) from exc
         try:
             return Mapping(opened, file.size)
@@ -451,8 +451,8 @@ class SharedMemory:
         monitor = self._monitor
         if monitor.run_state() != "running":
             raise CannotCapture(
-                f"{monitor.name} on {monitor.host} is paused; after this kind of capture, QEMU"
-                " would refuse to save or migrate the guest",
+                f"{monitor.name} on {monitor.host} is not running; after a capture with --way"
+                " shared, QEMU would refuse to save or migrate the guest",
                 hint="use another capture method: --way background",
             )
         undo = migration_settings.settings_facts(

@@ -81,7 +81,7 @@ def import_salt(file: FILE, json: JSON = False) -> None:
     if json:
         output.print_json({"domain": domain, "encrypts": encrypts})
         return
-    output.out.print(f"new snapshots are in domain {domain}")
+    output.out.print(f"new snapshots will be in domain {domain}")
     if not encrypts:
         output.say("to encrypt snapshots, run vmckpt snapshot keys add NAME KEY")
     output.say("to trust each other, run vmckpt snapshot keys trust NAME KEY on both controllers")
@@ -368,5 +368,5 @@ def _check(done: "list[Rotated]") -> None:
         raise KeyRefused(
             f"{show_count(refused, 'snapshot')} left unchanged: this identity does not open the"
             " snapshots, or their writer is not trusted",
-            hint="run rotate again with an identity that opens these snapshots",
+            hint="run vmckpt snapshot keys rotate with an identity that opens these snapshots",
         )

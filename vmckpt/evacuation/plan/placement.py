@@ -280,7 +280,7 @@ def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
         name = capacity.places[able[0]].name
         return (
             f"on {name}: {capacity.reasons_against(tenant, able[0])};"
-            " resolve this or relax the rule"
+            " fix this, or change the guest's policy"
         )
     closed = [place.name for place in capacity.places if place.closed is not None]
     lacking = Counter(

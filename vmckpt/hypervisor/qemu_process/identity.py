@@ -190,7 +190,8 @@ def _recorded(guest: str) -> Iterator[Recorded]:
                     yield known
     except PermissionError as exc:
         raise _unclear(
-            f"only root can identify the QEMU process: {exc}", hint="log in to that host as root"
+            f"only root can identify the QEMU process: {exc}",
+            hint="let vmckpt log in to that host as root: ssh: {user: root} in the inventory",
         ) from exc
     except (OSError, ValueError) as exc:
         raise _unclear(

@@ -86,7 +86,7 @@ class Stopped:
     def write(self, content: bytes) -> None:
         """Write a call's arguments to the scratch bytes. Raises ValueError if they do not fit."""
         if len(content) > SCRATCH:
-            raise ValueError("too large for the scratch bytes")
+            raise ValueError(f"{len(content)} bytes do not fit into {SCRATCH} bytes of scratch")
         self._tracer.write(self.scratch, content)
 
     def read(self, length: int, at: int = 0) -> bytes:

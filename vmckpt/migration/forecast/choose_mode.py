@@ -71,7 +71,7 @@ def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> t
             words.append(f"{one.mode} might not complete")
         elif one.downtime is not None:
             span = one.downtime.show(show_seconds)
-            words.append(f"{one.mode} has a downtime of {span}")
+            words.append(f"{one.mode} would have a downtime of {span}")
     why = ", ".join(words) or "there is no forecast"
     tail = "; post-copy is the fallback" if switches else ""
     return mode, f"no mode is certain to keep the downtime to {show_seconds(limit)}: {why}{tail}"

@@ -68,7 +68,7 @@ async def forecast_guest(
     """
     facts = await measure(*hosts, guest, policy, past, probe=probe, remotes=remotes, links=links)
     if disks:
-        words = f"{show_bytes(disks)} of disk data are copied first"
+        words = f"{show_bytes(disks)} of disk data is copied first"
         facts = replace(facts, disks=disks, basis=(*facts.basis, words))
     if every_mode or policy.mode is Mode.AUTO:
         modes = [mode for mode in _ALL if post_copy or not mode.may_switch_early]

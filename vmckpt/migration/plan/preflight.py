@@ -161,7 +161,7 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
         )
     for error in facts.ssh_errors:
         yield _warning(
-            "ssh", facts.name, error, "run vmckpt doctor; libvirt makes some of the checks itself"
+            "ssh", facts.name, error, "run vmckpt doctor; without ssh, some checks are not made"
         )
 
 

@@ -42,7 +42,7 @@ async def after_crash(
     """Carry out the part of a step's intent that is still possible. Returns warnings, as lines."""
     room = dict(intent.get("room", {}))
     if remotes is None:
-        lines = [f"{path} may not be fully allocated" for path in room]
+        lines = [f"{path} on the target might not be fully allocated" for path in room]
     else:
         lines = [*await give_room(remotes[1], room)]
     why = "the controller died before removing it; remove the image when it is no longer needed"

@@ -344,7 +344,9 @@ class _Doing:
         if step is not None and outcome in (Outcome.SHUT_OFF, Outcome.LOST):
             host, paths = step.intent.get("host"), step.intent.get("paths", [])
             self._warnings += [
-                f"{path} on {host} was created for this migration and is kept" for path in paths
+                f"{path} on {host}, an image made for this migration, is kept, because it may"
+                " contain the guest's latest data"
+                for path in paths
             ]
 
     def _tell(self, act: RecoveryAction, truth: str) -> None:
@@ -462,7 +464,7 @@ async def resume(
         verdict = await recovery.decide()
         if RecoveryAction.RESUME not in verdict.acts:
             raise BadInput(
-                f"{left.operation.guest} has no post-copy to resume: {verdict.truth}",
+                f"{left.operation.guest} has no post-copy migration to resume: {verdict.truth}",
                 hint=verdict.settle or "run vmckpt recover",
             )
         await recovery.carry_out(verdict, recorder, caller)

@@ -84,7 +84,7 @@ class Actuator:
             if order.autostart:
                 await self._migrations.set_autostart()
         except HypervisorError as exc:
-            warn(f"autostart is not set on the target; run virsh autostart there: {exc.message}")
+            warn(f"autostart is not set on the target ({exc.message}); run virsh autostart there")
         try:
             if order.persistent:
                 await self._migrations.undefine_on_source()

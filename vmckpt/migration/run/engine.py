@@ -318,7 +318,7 @@ class Migration:
             await self._intend(action)
             await self._actuator.apply(action)
         except JournalError as exc:
-            refusal = f"did not {actions.says(action)}: {exc.message}"
+            refusal = f"could not {actions.says(action)}: {exc.message}"
             self._tell.warn(refusal)
             return refusal
         except OutcomeUnknown as exc:

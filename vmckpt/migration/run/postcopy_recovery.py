@@ -154,7 +154,7 @@ class PostcopyRecovery:
                 try:
                     await self._migrations.free_target()
                 except VmckptError as exc:
-                    self._warn(f"the target's end of the stream could not be freed: {exc.message}")
+                    self._warn(f"the stream could not be closed on the target: {exc.message}")
                 self._say("resume post-copy", reason, _RULE)
                 self._attempts += 1
                 self._attempted_at = now

@@ -287,12 +287,12 @@ def parse(kind: int, epoch: int, told: memoryview) -> Message:
         raise damaged(f"a message of unknown kind {kind}")
     name, size = form.made.__name__, form.fixed.size
     if len(told) < size or (form.tail is None and len(told) > size):
-        raise damaged(f"a message of type {name} with {len(told)} bytes")
+        raise damaged(f"a message of type {name} with a wrong length of {len(told)} bytes")
     values: dict[str, Any] = dict(zip(form.names, form.fixed.unpack_from(told), strict=True))
     if form.has_epoch:
         values["epoch"] = epoch
     elif epoch:
-        raise damaged(f"a message of type {name} for epoch {epoch}")
+        raise damaged(f"a message of type {name} with epoch {epoch}; this type has no epoch")
     if form.tail is not None:
         tail = bytes(told[size:])
         try:

@@ -96,7 +96,7 @@ def decode(data: bytes, previous: Previous, *, pages: int) -> tuple[Numbers, Who
     (count,) = _COUNT.unpack_from(told)
     at = _COUNT.size + count * _PER_PAGE
     if count > MOST_PAGES or len(told) < at:
-        raise damaged(f"{count} pages in {len(told)} bytes")
+        raise damaged(f"a batch with an invalid count of {count} pages in {len(told)} bytes")
     left_out = np.frombuffer(told, "<u4", count, _COUNT.size)
     kinds = np.frombuffer(told, np.uint8, count, _COUNT.size + 4 * count)
     numbers = np.cumsum(left_out.astype(np.intp) + 1) - 1

@@ -36,8 +36,8 @@ def why_not(room: Room) -> str | None:
     ):
         if free < wanted:
             return (
-                f"has {show_bytes(free)} {what}; another copy of the guest's memory and epochs"
-                f" in flight need {show_bytes(wanted)}"
+                f"has {show_bytes(free)} {what}; the test needs {show_bytes(wanted)}, for a copy"
+                " of the guest's memory and for epochs in flight"
             )
     if room.disks is not None and room.disks < KEPT:
         return (

@@ -187,7 +187,7 @@ class Watchdog:
                 self._load()
             # The lease must be enforced, whatever fails.
             except (OSError, ImportError) as exc:
-                self.log(f"a turn failed: {exc}")
+                self.log(f"a check of the guest and its lease failed: {exc}")
                 time.sleep(rules.TURN)
 
     def turn(self) -> bool:

@@ -124,7 +124,8 @@ def _firmware(facts: PrivateFacts, files: Mapping[str, bytes], side: Side) -> It
                 code,
                 side,
                 f"the guest has {element.upper()} state, but the snapshot does not include it",
-                "expect the guest to find the host's current state, if any, or an empty state",
+                "after the restore, check what the guest finds: the host's current state, if any,"
+                " or an empty state",
             )
 
 

@@ -144,7 +144,8 @@ def _uses(root: ET.Element) -> Iterator[tuple[str, str]]:
     for node in root:
         if node.tag.startswith("{"):
             name = node.tag.rpartition("}")[2]
-            yield f"QEMU-specific elements ({name}) are used", harmless_elements.written(node)
+            why = f"the definition uses the QEMU-specific element {name}"
+            yield why, harmless_elements.written(node)
     for node in root.findall("seclabel"):
         if node.get("type", "dynamic") in ("static", "none"):
             yield (

@@ -107,7 +107,7 @@ def revived(owner: str) -> dict[str, Any]:
 def test_an_agent_that_nothing_starts_again_is_started(folder: Path, started: list[str]) -> None:
     (folder / process.OVER).touch()  # by a command that was killed
 
-    assert revived(session().session) == {"did": [f"restarted the agent on {session().host}"]}
+    assert revived(session().session) == {"did": [f"restarted vmckpt's agent on {session().host}"]}
     assert started == ["ended", "started"]
     assert not (folder / process.OVER).exists()
 

@@ -89,7 +89,7 @@ def test_one_that_was_resumed_while_its_state_was_written_is_discarded() -> None
 
 def test_a_stream_that_fails_is_another_matter() -> None:
     qemu = Qemu(after={"stop": "paused", "migrate": "shutdown"})
-    with pytest.raises(CaptureFailed, match="failed: the guest's run state is shutdown"):
+    with pytest.raises(CaptureFailed, match="the guest's run state is shutdown, not postmigrate"):
         take(qemu)
 
 

@@ -80,7 +80,7 @@ def test_the_reason_tells_why_nothing_fits() -> None:
 
     assert choose(found, policy(), post_copy_possible=False)[1] == (
         "no mode is certain to keep the downtime to 300 ms: precopy does not complete,"
-        " stop-and-copy has a downtime of 7.2 s to 9.0 s"
+        " stop-and-copy would have a downtime of 7.2 s to 9.0 s"
     )
 
 

@@ -32,7 +32,7 @@ async def resumed(folder: Path, *steps: StoredStep) -> Any:
 
 async def test_where_no_order_was_given_there_is_nothing_to_resume(tmp_path: Path) -> None:
     with pytest.raises(
-        BadInput, match="web1 has no post-copy to resume: the guest had not begun to move"
+        BadInput, match="web1 has no post-copy migration to resume: the guest had not begun to move"
     ):
         await resumed(tmp_path)
 

@@ -49,9 +49,11 @@ def test_a_body_that_nobody_sends_is_damaged_or_a_message_that_can_be_told_again
         pytest.param(frame(7, b"", version=0), "version 0", id="version"),
         pytest.param(frame(99, b""), "kind 99", id="kind"),
         pytest.param(frame(0, b""), "kind 0", id="no kind"),
-        pytest.param(frame(1, bytes(7)), "Hello with 7 bytes", id="short"),
-        pytest.param(frame(7, b"x", epoch=1), "Ack with 1 bytes", id="long"),
-        pytest.param(frame(1, bytes(8), epoch=1), "Hello for epoch 1", id="epoch"),
+        pytest.param(frame(1, bytes(7)), "Hello with a wrong length of 7 bytes", id="short"),
+        pytest.param(frame(7, b"x", epoch=1), "Ack with a wrong length of 1 bytes", id="long"),
+        pytest.param(
+            frame(1, bytes(8), epoch=1), "Hello with epoch 1; this type has no epoch", id="epoch"
+        ),
         pytest.param(frame(1, bytes(8) + b"\xff"), "session is not UTF-8", id="session"),
         pytest.param(frame(11, b"\xc3"), "why is not UTF-8", id="why"),
         pytest.param(frame(8, b"\x7f\xf8" + bytes(6)), "invalid time nan", id="beat"),

@@ -30,7 +30,7 @@ def test_with_room_there_can_be_a_test(room: Room) -> None:
 @pytest.mark.parametrize(
     ("room", "why"),
     [
-        (replace(ENOUGH, memory=Bytes(4 * GIB)), r"4\.0 GiB of free memory; .* need 4\.5 GiB"),
+        (replace(ENOUGH, memory=Bytes(4 * GIB)), r"4\.0 GiB of free memory; .* needs 4\.5 GiB"),
         (replace(ENOUGH, shared=Bytes(3 * GIB)), r"3\.0 GiB free on the tmpfs for memory"),
         (
             replace(ENOUGH, disks=Bytes(100 * MIB)),
