@@ -95,7 +95,10 @@ def _prepared(folder: Path) -> Image:
 
 
 def _fetch_kernel(folder: Path, package: str) -> Path:
-    """Download and unpack a kernel package. Its directory appears complete or not at all."""
+    """Download and unpack a kernel package into a directory, and return the directory.
+
+    Its directory appears complete or not at all.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as work:
         subprocess.run(["chmod", "755", work], check=True)
         done = subprocess.run(

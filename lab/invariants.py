@@ -48,11 +48,11 @@ class HostCopy:
     in_parts: bool = False
     """Whether the guest is in post-copy, with part of its memory on another host."""
     state: GuestState | None = None
-    """None: the host's libvirt does not know the guest."""
+    """The guest's state; None: the host's libvirt does not know the guest."""
     persistent: bool = False
     job: str | None = None
     max_downtime: Seconds | None = None
-    """None: the guest is not running on this host, or libvirt does not answer."""
+    """QEMU's downtime limit; None: the guest is not running here, or libvirt does not answer."""
     files: tuple[str, ...] = ()
     """Files that a QEMU process left behind when it exited."""
     error: str | None = None

@@ -159,8 +159,9 @@ def up(
     """Build a lab and return its plan. A lab that is already running is left unchanged.
 
     Remains of an incomplete lab are removed first. A lab that cannot be built is removed. `shape`:
-    bandwidth limit of every link. `qemu_user`: the user that the hosts' QEMU processes run as.
-    Raises LabError, and BadInput if a lab of this name is running with different settings.
+    bandwidth limit of every link. `with_witness`: also start the lease store. `qemu_user`: the user
+    that the hosts' QEMU processes run as. Raises LabError, and BadInput if a lab of this name is
+    running with different settings.
     """
     _may(name)
     made = LabPlan(

@@ -55,7 +55,9 @@ class LabPlan:
 
     name: str
     subnet: int
-    """0 to 255: third byte of 198.18.x.0/24 (hosts) and 198.19.x.0/24 (guests)."""
+    """Number of the lab's networks, 0 to 255: the third byte of 198.18.x.0/24 (hosts) and
+    198.19.x.0/24 (guests).
+    """
     host_count: int
     witness: bool = False
     qemu_user: str = "root"

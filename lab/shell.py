@@ -11,7 +11,7 @@ HELD: list[int] = []
 
 
 def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> str:
-    """Run a command and return its output. Raises LabError if it fails.
+    """Run a command and return its output. Raises LabError if it fails, unless `check` is False.
 
     If the caller is interrupted, the command is killed first, so that its results can be removed.
     """

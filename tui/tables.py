@@ -404,7 +404,7 @@ class Use:
 
     policy: Policy
     guests: int | None
-    """None while the guests are being counted."""
+    """Number of guests; None while they are being counted."""
 
 
 def chosen(policies: Sequence[Policy], guest: GuestNow, hosts: Mapping[str, HostNow]) -> str:

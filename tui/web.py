@@ -40,7 +40,7 @@ _BACKLOG = 100
 """Maximum number of pending connections, which asyncio accepts in one step."""
 _SHUTDOWN = 1.0
 _PR_SET_PDEATHSIG = 1
-"""See prctl(2)."""
+"""An option of prctl(2): the signal that this process gets when its parent dies."""
 _LINK = r"<link[^>]*\bhref=[\"'](?!{own}/)https?://[^>]*>"
 """The elements of the page that load a font from a site other than `own`."""
 

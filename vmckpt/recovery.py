@@ -185,14 +185,20 @@ class _One:
         return [Recovered(operation=o, settled=s) for o, s in zip(found, looks, strict=True)]
 
     async def put_in_order(self, found: Sequence[Recovered]) -> list[Recovered]:
-        """Finish or undo operations that have ended, one after the other."""
+        """Finish or undo operations that have ended, one after the other.
+
+        Returns all of `found`, updated.
+        """
         return [
             one if one.settled.outcome is None else await self._settled(one, adopt=False)
             for one in found
         ]
 
     async def adopt(self, found: Sequence[Recovered], stop: asyncio.Event) -> list[Recovered]:
-        """Monitor operations that are still running, until they end or `stop` is set."""
+        """Monitor operations that are still running, until they end or `stop` is set.
+
+        Returns all of `found`, updated.
+        """
 
         async def watched(one: Recovered) -> Recovered:
             if not one.settled.goes_on:
@@ -215,7 +221,10 @@ class _One:
             return _unsettled(exc)
 
     async def settle(self, operation: Operation, *, adopt: bool) -> Settled:
-        """Become the controller of an operation, and recover it."""
+        """Become the controller of an operation, and recover it. Returns the result.
+
+        `adopt`: monitor the operation until it ends if it is still running.
+        """
         try:
             with recorder.taken_over(self._journal, operation, self._caller.warn) as kept:
                 return await self._ask(operation, kept, adopt=adopt)

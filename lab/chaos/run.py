@@ -256,7 +256,10 @@ class Campaign:
 
 
 def replay_command(seed: int, first: int, operation: Operation, *, postgres: bool) -> str:
-    """Return the command that repeats a campaign up to this operation."""
+    """Return the command that repeats a campaign up to this operation.
+
+    `first`: number of its first operation; `postgres`: the journal is in PostgreSQL.
+    """
     count = operation.number - first + 1
     begin = f" --first {first}" if first > 1 else ""
     return f"vmckpt lab chaos --seed {seed}{begin} --operations {count}" + " --postgres" * postgres

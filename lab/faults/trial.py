@@ -39,7 +39,7 @@ class Told:
     hit: bool
     """Whether the fault was injected in its phase."""
     end: End | None
-    """None: the controller was killed."""
+    """The controller's result; None: the controller was killed."""
     others: tuple[End, ...] = ()
     recovered: End | None = None
 
@@ -92,7 +92,11 @@ def play(
 
 
 def _after(scene: Scene, injury: Injury, *, killed: bool) -> End | None:
-    """Repair the fault at its time, and wait until the controller exits."""
+    """Repair the fault when it is due, and wait until the controller exits.
+
+    `killed`: whether the controller was killed. Returns the controller's result; None if it was
+    killed.
+    """
     assert scene.controller is not None
     for_good = injury.lasts == float("inf")
     if not for_good:

@@ -96,7 +96,7 @@ class History:
         return sum(one.returned is None for one in self.operations)
 
     def runs(self) -> Mapping[int, tuple[Operation, ...]]:
-        """Split the operations by run of the guest: each run begins with all cells at 0.
+        """Return the operations by run of the guest: each run begins with all cells at 0.
 
         Pending operations belong to every run. So do snapshots and restores, which do not change
         the run's ID and are recorded without an ID.

@@ -34,7 +34,7 @@ class KeyValue:
     start = Cell()
 
     def parts(self, operations: Iterable[Operation]) -> Mapping[str, tuple[Operation, ...]]:
-        """Split operations by key. Drops pending operations that no answer depends on."""
+        """Return the operations by key. Drops pending operations that no answer depends on."""
         known = list(operations)
         restored = {one.input.snapshot for one in known if one.input.kind is Kind.RESTORE}
         everywhere = [
@@ -85,7 +85,7 @@ def _value_after(asked: Input, before: int) -> int:
 
 
 def _noticeable(operations: list[Operation]) -> tuple[Operation, ...]:
-    """Drop pending operations that cannot affect the result of the check.
+    """Return the operations without pending ones that cannot affect the result of the check.
 
     A read changes nothing. The value of a pending write or compare-and-set matters only if an
     answer contains this value or a compare-and-set expects it. If the operations include an

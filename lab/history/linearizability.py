@@ -39,7 +39,7 @@ class Model(Protocol[State]):
         """The state before the first operation."""
 
     def parts(self, operations: Iterable[Operation]) -> Mapping[str, tuple[Operation, ...]]:
-        """Split operations into independent, named parts. May drop pending operations."""
+        """Return the operations as independent, named parts. May drop pending operations."""
 
     def step(self, state: State, operation: Operation) -> State | None:
         """Return the state after an operation; None if its output is impossible in this state.

@@ -274,7 +274,10 @@ class Grid(ScrollView, Generic[T], can_focus=True):
 
 
 def _fitted(text: str, size: int, *, right: bool) -> str:
-    """Pad or truncate a text to exactly `size` terminal cells, for characters of any width."""
+    """Pad or truncate a text to exactly `size` terminal cells, for characters of any width.
+
+    `right`: align to the right.
+    """
     text = text.translate(_STEERING)
     length = cell_len(text)
     if length > size:

@@ -169,7 +169,7 @@ class Live:
         return await asyncio.to_thread(_snapshots, self._inventory)
 
     async def _read(self, ask: Callable[["Journal"], T]) -> T:
-        """Run a query on the journal, which stays open."""
+        """Run a query on the journal, which stays open. Returns the query's result."""
         async with self._opening:
             if self._journal is None:
                 self._journal = await asyncio.to_thread(

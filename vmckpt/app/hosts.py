@@ -22,7 +22,10 @@ from vmckpt.snapshot.prepare import Readiness
 
 
 async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, ...]:
-    """Examine the named hosts, or all hosts if `names` is empty. Raises InventoryError."""
+    """Examine the named hosts, or all hosts if `names` is empty.
+
+    Returns all findings. Raises InventoryError.
+    """
     chosen = [inventory.host(name) for name in names] or list(inventory.hosts.values())
     examined = await gather.examine(chosen, list(inventory.hosts.values()))
     now = datetime.now(UTC)
@@ -88,7 +91,9 @@ async def make_ready(controller: Controller, guest: str) -> Readiness:
 
 
 async def _with_lease_store(inventory: Inventory, found: Readiness) -> Readiness:
-    """Add the finding on the lease store, which must be ready before a guest is replicated."""
+    """Return `found` with the finding on the lease store, which must be ready before a guest is
+    replicated.
+    """
     if inventory.lease is None:
         return found
     seen = await asyncio.to_thread(replicas.examine, inventory.lease)

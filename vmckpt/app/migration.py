@@ -112,7 +112,8 @@ async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
     """Finish or undo every orphaned job.
 
     A migration that is still running in libvirt is monitored until it ends; `caller.stop` stops
-    only the monitoring. `dry_run`: report without changing anything.
+    only the monitoring. `dry_run`: report without changing anything. Returns each job with its
+    result.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not dry_run:

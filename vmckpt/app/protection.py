@@ -137,7 +137,7 @@ async def _known(
     """Return a guest's protection from the journal.
 
     `lost_journal`: if the journal does not contain the protection, adopt it from its hosts; see
-    protection.adopt. Raises VmckptError.
+    protection.adopt. `dead`: the operator states that the guest's host is off. Raises VmckptError.
     """
     inventory, caller = controller.inventory, controller.caller
     if not lost_journal:

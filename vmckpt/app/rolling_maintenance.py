@@ -64,7 +64,7 @@ class Rolled:
     host: str
     emptied: Report
     filled: Report | None
-    """None if no guest had to be moved back."""
+    """The report of moving guests back; None if no guest had to be moved back."""
 
     def as_json(self) -> dict[str, Any]:
         return {

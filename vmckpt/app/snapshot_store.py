@@ -310,8 +310,8 @@ def collect(
 ) -> tuple[str, Collected]:
     """Remove data that no snapshot needs.
 
-    `grace`: age, in seconds, below which unused data is kept. Returns the store's location and the
-    result. Raises ReadOnly, StoreError.
+    `grace`: age, in seconds, below which unused data is kept. `dry_run`: change nothing. Returns
+    the store's location and the result. Raises ReadOnly, StoreError.
     """
     if not dry_run:
         inventory.may_act()
@@ -419,13 +419,19 @@ def distrust(name: str) -> None:
 
 
 def export_salt(path: Path, passphrase: str | None) -> str:
-    """Write the domain's salt to a new file. Returns the domain. Raises ReadOnly, KeyRefused."""
+    """Write the domain's salt to a new file.
+
+    Returns the domain's ID. Raises ReadOnly, KeyRefused.
+    """
     inventories.may_act()
     return keys_keyring.write(keyring(), path, passphrase)
 
 
 def import_salt(path: Path, passphrase: keys_identity.Passphrase | None) -> str:
-    """Join the domain whose salt is in a file. Returns the domain. Raises ReadOnly, KeyRefused."""
+    """Join the domain whose salt is in a file.
+
+    Returns the domain's ID. Raises ReadOnly, KeyRefused.
+    """
     inventories.may_act()
     return keys_keyring.load(keyring(), path, passphrase)
 
@@ -462,8 +468,8 @@ def rotate(
 ) -> Iterator[Rotated]:
     """Rewrap the data keys of all snapshots in the named stores, or in all stores.
 
-    `drop`: name of an administrator's key to remove. Yields the result of each store. Raises
-    ReadOnly, KeyRefused, StoreError.
+    `identity`: opens the data keys. `drop`: name of an administrator's key to remove. `dry_run`:
+    change nothing. Yields the result of each store. Raises ReadOnly, KeyRefused, StoreError.
     """
     if not dry_run:
         inventory.may_act()

@@ -168,7 +168,7 @@ class SnapshotRow:
 
     id: str
     public: Public | None
-    """None: the snapshot cannot be read."""
+    """The snapshot's public metadata; None: the snapshot cannot be read."""
     pinned: bool
     trusted: bool
     """Whether the snapshot was signed by a writer that this controller trusts."""
@@ -283,7 +283,7 @@ async def restore_group(
 def _opened(
     inventory: Inventory, name: str | None, id_: str, identity: Identity | None
 ) -> list[Opened]:
-    """Open all snapshots of a group."""
+    """Open all snapshots of a group, and return them."""
     members = _members(inventory, name, id_)
     return [opened_anywhere(inventory, name, one.id, identity) for one in members]
 

@@ -210,7 +210,8 @@ def give_up(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
 
     Waits until the capture has ended, or has made no progress for 20 s; only then cancels it. After
     a cancelled background snapshot, QEMU 7.2 keeps memory write-protected, and every migration
-    fails until another background snapshot completes. Raises the same exceptions as `break_off`.
+    fails until another background snapshot completes. `at_once`: as in `break_off`. Raises the same
+    exceptions as `break_off`.
     """
     left, since = None, time.monotonic()
     while time.monotonic() - since < _PATIENCE:

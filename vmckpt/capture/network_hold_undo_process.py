@@ -34,7 +34,10 @@ def main() -> None:
 
 
 def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
-    """Release the output, retrying for 30 s. Returns whether nothing is buffered any more."""
+    """Release the output, retrying for 30 s.
+
+    `resume`: see network_hold.put_back. Returns whether nothing is buffered any more.
+    """
     from vmckpt.capture import network_hold  # noqa: PLC0415
     from vmckpt.errors import HypervisorError  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415

@@ -166,8 +166,9 @@ def _told(part: _Part, guest: str, *, wanted: bool, waits: bool) -> Finding:
 
 
 def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """Report that memory files must be on tmpfs, the only file system on which QEMU can track
-    writes to them."""
+    """Yield a finding if memory files must be on tmpfs, the only file system on which QEMU can
+    track writes to them.
+    """
     if root.find("memoryBacking/source[@type='file']") is not None:
         yield Finding(
             code="memory-folder", severity=Severity.INFO, where=guest,
@@ -177,7 +178,7 @@ def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
 
 
 def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """Report network cards that cannot be changed to send through QEMU."""
+    """Yield a finding for network cards that cannot be changed to send through QEMU."""
     for card in root.findall("devices/interface"):
         if card.get("type") in CARDS_OUTSIDE:
             mac = card.find("mac")
@@ -191,7 +192,10 @@ def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
 
 
 def _unreplicated(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """Report devices with which `protect` refuses a guest. Snapshots can include some of them."""
+    """Yield a finding for devices with which `protect` refuses a guest.
+
+    Snapshots can include some of them.
+    """
     there = kinds(root)
     for kind in NOT_REPLICATED:
         if kind in there:
@@ -203,7 +207,7 @@ def _unreplicated(root: ET.Element, guest: str) -> Iterator[Finding]:
 
 
 def _images(guest: str, disks: Sequence[DiskFacts]) -> Iterator[Finding]:
-    """Report images that cannot have a dirty bitmap; the images are not converted."""
+    """Yield a finding for each image that cannot have a dirty bitmap. No image is converted."""
     for disk in disks:
         if disk.device != "disk" or disk.read_only or disk.source is None:
             continue

@@ -31,7 +31,7 @@ Complete = Callable[[typer.Context, str], list[str]]
 
 
 def _quietly(names: Callable[[typer.Context], Iterable[str]]) -> Complete:
-    """Make a completion function that filters names by prefix and returns no names on errors."""
+    """Return a completion function that filters names by prefix and returns no names on errors."""
 
     @wraps(names)
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -53,13 +53,13 @@ def _inventory(ctx: typer.Context) -> "Inventory":
 
 @_quietly
 def hosts(ctx: typer.Context) -> Iterable[str]:
-    """Complete hosts of hosts.yaml."""
+    """Return the names of the hosts in hosts.yaml, for completion."""
     return _inventory(ctx).hosts
 
 
 @_quietly
 def guests(ctx: typer.Context) -> Iterable[str]:
-    """Complete guests of the hosts that answer within `_SOON`."""
+    """Return the names of guests on the hosts that answer within `_SOON`, for completion."""
     from vmckpt.app import fleet
 
     found, _ = asyncio.run(fleet.guests(_inventory(ctx), _SOON))
@@ -68,7 +68,8 @@ def guests(ctx: typer.Context) -> Iterable[str]:
 
 @_quietly
 def jobs(_: typer.Context) -> Iterable[str]:
-    """Complete running jobs and their guests, or the latest jobs if no job is running."""
+    """Return the running jobs and their guests, for completion; if there are none, the latest jobs.
+    """
     from vmckpt.journal import jobs as journal_jobs
 
     with journal_jobs.open_journal(read_only=True) as journal:

@@ -98,7 +98,7 @@ class Examined:
     twins: tuple[str, ...] = ()
     """Other hosts with the same libvirt host UUID."""
     fence: FenceSeen | None = None
-    """None if the host has no fence device in the inventory."""
+    """The status of the host's fence devices; None if the inventory has none."""
 
 
 def check_host(examined: Examined, now: datetime) -> tuple[Finding, ...]:
@@ -274,7 +274,7 @@ def _shared_memory(name: str, probe: HostProbe) -> Iterator[Finding]:
 
 
 def _watchdog(name: str, probe: HostProbe) -> Iterator[Finding]:
-    """Report what would enforce the leases of protected guests on the host."""
+    """Yield findings on what would enforce the leases of protected guests on the host."""
     kept_by = rules.kill_method(timer=probe.no_trace is None, systemd=probe.systemd)
     why = "" if probe.no_trace is None else f" (not by the kernel: {probe.no_trace})"
     severity, hint = _WATCHDOGS[kept_by], None
@@ -289,7 +289,7 @@ def _watchdog(name: str, probe: HostProbe) -> Iterator[Finding]:
 
 
 def _write_tracking(name: str, probe: HostProbe) -> Iterator[Finding]:
-    """Report whether the host can find the pages that its guests write."""
+    """Yield findings on whether the host can find the pages that its guests write."""
     if probe.kernel is None:
         return
     version = ".".join(map(str, probe.kernel))
@@ -408,7 +408,10 @@ def _fence(examined: Examined, seen: FenceSeen) -> Iterator[Finding]:
 
 
 def _fence_device(examined: Examined, seen: FenceSeen, device: DeviceSeen) -> Finding:
-    """Report on one fence device. Never a blocker, because migrations do not need fencing."""
+    """Return the finding on one fence device.
+
+    It is never a blocker, because migrations do not need fencing.
+    """
     name, answers = examined.host.name, examined.facts is not None
     severity, hint = Severity.WARNING, f"correct the fence: entry of {name} in the inventory"
     if device.ran is None:

@@ -36,7 +36,10 @@ async def examine(hosts: Sequence[Host], everyone: Sequence[Host]) -> list[Exami
 
 
 def _with_twins(one: Examined, uuids: Mapping[str, str]) -> Examined:
-    """Add the hosts with the same UUID. `uuids`: UUIDs of all hosts that answer, by host name."""
+    """Return the facts, with the other hosts that have the same UUID.
+
+    `uuids`: UUIDs of all hosts that answer, by host name.
+    """
     own = uuids.get(one.host.name)
     twins = (name for name, uuid in uuids.items() if name != one.host.name and uuid == own)
     return dataclasses.replace(one, twins=tuple(twins))
@@ -50,7 +53,10 @@ async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
 
 
 async def _fence(host: Host) -> FenceSeen | None:
-    """Query the status of each fence device of a host. No device is switched on or off."""
+    """Query the status of each fence device of a host; None if it has none.
+
+    No device is switched on or off.
+    """
     if host.fence is None:
         return None
     too_open = tuple(str(path) for path in fence_agent.too_open(host.fence))

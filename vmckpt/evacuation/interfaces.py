@@ -72,8 +72,11 @@ class Prefetcher(Generic[T]):
         return ready.work
 
     def look(self, waiting: Collection[Move]) -> None:
-        """Prepare the first unprepared move of `waiting`, and dismiss prepared moves that are not
-        in it. `waiting`: the next moves, in order."""
+        """Prepare the first unprepared move of `waiting`, the next moves in order.
+
+        Does nothing while a move is being prepared, or if enough moves are prepared. Also dismisses
+        prepared moves that are not in `waiting`.
+        """
         ways = {_way(one) for one in waiting}
         self._refuse([name for name, one in self._ready.items() if _way(one.move) not in ways])
         self._begun = [one for one in self._begun if not one.work.done()]

@@ -252,7 +252,10 @@ def closed(course: RunState, fleet: Fleet, now: float) -> Fleet:
 
 
 def _out(record: Record | None, now: float, *, busy: bool) -> str | None:
-    """Return why a host may not receive a guest now; None if it may."""
+    """Return why a host may not receive a guest now; None if it may.
+
+    `busy`: whether a move to the host is running.
+    """
     if record is None or not record.outs:
         return None
     if math.isinf(record.out_until):

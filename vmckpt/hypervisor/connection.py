@@ -169,7 +169,7 @@ class ConnectionBroken(Exception):
         super().__init__(str(error))
         self.error = error
         self.sent = sent
-        """False: the call was not sent, so it cannot have changed anything."""
+        """Whether the call was sent; if not, it cannot have changed anything."""
 
 
 def map_refusal(error: libvirt.libvirtError, *, host: str, what: str) -> HypervisorError:
@@ -229,7 +229,7 @@ class _Connection:
         await self._thread.run(lambda: self._do(lambda _connection: None))
 
     def _do(self, call: Callable[[libvirt.virConnect], T]) -> T:
-        """Make a call. Runs in the thread.
+        """Make a call and return its result. Runs in the thread.
 
         Raises ConnectionBroken if the connection failed, libvirtError if libvirt refused the call.
         """
@@ -350,7 +350,10 @@ class Hypervisor:
 
     @contextmanager
     def _translated(self, what: str, *, changes: bool) -> Iterator[None]:
-        """Map libvirt's errors, and errors from parsing its answers, to `vmckpt.errors`."""
+        """Map libvirt's errors, and errors from parsing its answers, to `vmckpt.errors`.
+
+        `what` describes the call in errors; `changes`: whether the call changes something.
+        """
         try:
             yield
         except libvirt.libvirtError as exc:
@@ -371,7 +374,10 @@ class Hypervisor:
     async def _in_time(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds, changes: bool
     ) -> T:
-        """Connect, then make a call on the short connection, each within its time limit."""
+        """Connect, then make a call on the short connection, each within its time limit.
+
+        Returns the result of the call. `what`, `changes`: as in `_translated`.
+        """
         line, name = self._short, self.host.name
         try:
             async with asyncio.timeout(OPEN_LIMIT):
@@ -389,7 +395,10 @@ class Hypervisor:
             raise error from exc
 
     def _no_answer(self, what: str, limit: Seconds) -> HostUnreachable:
-        """Abandon the thread, which is stuck in its call, and use a new connection from now on."""
+        """Abandon the thread, which is stuck in its call, and use a new connection from now on.
+
+        Returns the error to raise. `what` describes the call; `limit` is the time that has passed.
+        """
         self._short = _Connection(self.host, "short")
         return self._silent(what, limit)
 

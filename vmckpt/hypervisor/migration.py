@@ -91,7 +91,7 @@ def migration_params(order: MoveOrder, target: Host) -> Parameters:
 
 
 def _mib(rate: BytesPerSecond | None) -> int | None:
-    """Round up to whole MiB/s, at least 1: for libvirt, 0 means "no limit"."""
+    """Return a limit in MiB/s, rounded up: for libvirt, 0 means "no limit". None: no limit."""
     return None if rate is None else max(1, math.ceil(rate / MIB))
 
 

@@ -203,7 +203,7 @@ class QmpMonitor:
             raise kind(text, host=self.host) from exc
 
     def _call(self, what: str, call: Callable[[], T], *, changes: bool = False) -> T:
-        """Make a call and map libvirt's errors to `vmckpt.errors`.
+        """Make a call and return its result. Maps libvirt's errors to `vmckpt.errors`.
 
         A call that changes nothing is repeated if the connection breaks, so `call` must read the
         connection and the domain from `self` each time.
@@ -249,7 +249,8 @@ class QmpMonitor:
 def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -> None:
     """Start a guest from a save image, which may be a FIFO.
 
-    `xml`: the guest's definition. Raises HypervisorError, OutcomeUnknown.
+    `xml`: the guest's definition; `paused`: start it paused. Raises HypervisorError,
+    OutcomeUnknown.
     """
     flags = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
     hypervisor_connection.once(

@@ -29,7 +29,7 @@ class Happening:
     values: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         one = self.operation
         return {
             "at": utc(self.at), "event": self.kind, "job": one.id, "kind": one.kind,

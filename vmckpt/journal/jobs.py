@@ -187,7 +187,7 @@ def _view(journal: "Journal", operation: Operation) -> JobView:
 
 
 def _views(journal: "Journal", found: Sequence[Operation]) -> list[JobView]:
-    """Make views of operations, with controller state and last sample if they are active."""
+    """Return views of operations, with controller state and last sample if they are active."""
     samples = journal.last_samples([one.id for one in found if one.active])
     return [
         JobView(
@@ -339,7 +339,7 @@ def control(
 def _without_it(
     operation: Operation, kind: RequestKind, arguments: Mapping[str, Any], direct: Direct | None
 ) -> Answer:
-    """Carry out a request to a job whose controller is dead.
+    """Carry out a request to a job whose controller is dead, and return the answer.
 
     Raises OrphanedJobs if that is not possible.
     """

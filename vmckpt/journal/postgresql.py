@@ -102,7 +102,11 @@ class PostgresDatabase(Database):
         return self._patient(self._writers, work, writes=True)
 
     def _patient(self, engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
-        """Run a transaction. Retry the transaction if the connection broke before the commit."""
+        """Run a transaction and return the result of `work`.
+
+        Retry it if the connection broke before the commit. `writes`: it changes something, so it is
+        not retried if its outcome is unknown.
+        """
         until, tried = time.monotonic() + self._patience, 0
         while True:
             course, tried = _Course(), tried + 1

@@ -24,7 +24,7 @@ class Pruned:
     thinned: int
     """Number of operations whose samples were thinned."""
     complete: bool
-    """False: the time limit was reached; the controller of the next operation continues."""
+    """Whether all work was done; if not, the controller of the next operation continues."""
 
 
 def prune(database: Database, now: float, retention: Retention, budget: Seconds) -> Pruned | None:

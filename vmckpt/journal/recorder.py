@@ -328,7 +328,10 @@ class Recorder:
             self._complain(f"the journal may be incomplete: {exc}")
 
     def _seen(self, act: Callable[[], T]) -> T:
-        """Call `act`. If the call shows that another controller has taken over, remember that."""
+        """Call `act` and return its result.
+
+        If the call shows that another controller has taken over, remember that.
+        """
         self.check()
         try:
             return act()
@@ -484,7 +487,7 @@ class OrphanedJob:
     operation: Operation
     steps: Sequence[StoredStep]
     recorder: Recorder | None
-    """None: a dry run, which only reports what recovery would do."""
+    """The recorder of the job; None: a dry run, which only reports what recovery would do."""
     caller: Caller
     adopt: bool
     """Whether to follow work that is still running until the work is finished."""

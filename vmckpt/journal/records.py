@@ -126,7 +126,7 @@ class Operation:
     state: str
     phase: str | None
     outcome: str | None
-    """None: the operation has not ended."""
+    """How the operation ended; None: it has not ended."""
     asked_by: str
     """The user that started the operation, as user@host."""
     asked_from: str | None
@@ -152,7 +152,7 @@ class Operation:
         return self.ended_at is None
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         return {
             "job": self.id,
             "kind": self.kind,
@@ -224,7 +224,7 @@ class StoredStep:
     intent: Mapping[str, Any]
     state: StepState
     result: Mapping[str, Any] | None
-    """None: no result is recorded."""
+    """The result of the step; None: no result is recorded."""
     began_at: float
     ended_at: float | None
 
@@ -262,7 +262,7 @@ class Request:
     asked_by: str
     asked_at: float
     taken_at: float | None
-    """None: the controller has not taken it yet."""
+    """When the controller took the request; None: it has not taken it yet."""
     answered_at: float | None
     ok: bool | None
     """Whether the request was carried out; None: not answered yet."""

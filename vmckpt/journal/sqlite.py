@@ -111,7 +111,7 @@ def _engine(path: Path, busy: Seconds, *, read_only: bool) -> Engine:
 
 
 def _prepare(raw: sqlite3.Connection, busy: Seconds, *, read_only: bool) -> None:
-    """Set up a new connection."""
+    """Set up a new connection. `busy`: maximum wait for other writers."""
     raw.isolation_level = None  # transactions are begun by `_begin`, not by the driver
     if read_only:
         return

@@ -57,7 +57,7 @@ async def cancellable(work: Coroutine[object, object, T], stop: asyncio.Event) -
 async def with_requests_answered(
     work: Coroutine[object, object, T], stop: asyncio.Event, step_log: StepLog
 ) -> T:
-    """Wait for `work` as `cancellable` does, and let other terminals cancel it.
+    """Wait for `work` and return its result, as `cancellable` does; let other terminals cancel it.
 
     Other requests are refused, since no memory is being sent. Raises Cancelled; LeaseLost if
     another controller has taken over.

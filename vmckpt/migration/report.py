@@ -34,13 +34,13 @@ class MigrationReport:
     target: str
     outcome: Outcome
     driver: Driver | None
-    """None if no migration was started."""
+    """The process that drove the migration; None if no migration was started."""
     began: Seconds
     """When the migration began, by time.monotonic()."""
     elapsed: Seconds
     """Time from the order to migrate until the outcome was known, by the controller's clock."""
     totals: JobTotals | None
-    """None if libvirt had no final statistics, or the migration did not complete."""
+    """libvirt's final statistics; None if it had none, or if the migration did not complete."""
     observed_downtime: Seconds | None
     """Blackout as clients saw it; None if it was not measured."""
     samples: tuple[JobSample, ...] = ()

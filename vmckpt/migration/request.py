@@ -63,8 +63,10 @@ def apply_overrides(policy: Policy, overrides: PolicyOverrides) -> Policy:
 
 
 def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
-    """Return the mode to use without a forecast. For `auto` and `hybrid`: hybrid if possible,
-    otherwise pre-copy."""
+    """Return the mode to use without a forecast.
+
+    For `auto` and `hybrid`: hybrid if `post_copy` is possible, otherwise pre-copy.
+    """
     if policy.mode is Mode.AUTO:
         return Mode.HYBRID if post_copy and policy.may_switch_early else Mode.PRECOPY
     if policy.mode is Mode.HYBRID and not post_copy:
@@ -93,7 +95,7 @@ def order(
     storage_proven: bool,
     tls_name: str | None,
 ) -> MoveOrder:
-    """Return the order that starts the migration."""
+    """Return the order that starts the migration. `storage_proven`, `tls_name`: see MoveOrder."""
     limits: MoveLimits = policy.limits
     later_throttle = any(isinstance(rule.do, Throttle) for rule in policy.rules)
     later_cache = any(isinstance(rule.do, Compress) for rule in policy.rules)
@@ -147,7 +149,7 @@ class MigrateRequest:
     guest: str
     to: str
     from_: str | None = None
-    """None: the host on which the guest is found."""
+    """Name of the source; None: the host on which the guest is found."""
     policy: str | None = None
     """Name or file of a policy; None: the policy whose `select` matches the guest."""
     overrides: PolicyOverrides = field(default_factory=PolicyOverrides)

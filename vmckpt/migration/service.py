@@ -293,7 +293,11 @@ class MigrationCommand:
         )  # fmt: skip
 
     async def plan(self, *, every_mode: bool = False, links: Links | None = None) -> Plan:
-        """Make the plan. Raises Cancelled, PolicyError, BadInput."""
+        """Make the plan.
+
+        `every_mode`: forecast all modes. `links`: measurements shared with other plans. Raises
+        Cancelled, PolicyError, BadInput.
+        """
         self._emit(PhaseChanged(phase=JobPhase.PREFLIGHT))
         made = await cancellable(
             planner.make(

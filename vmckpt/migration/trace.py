@@ -64,7 +64,7 @@ class Trace:
     samples: tuple[JobSample, ...]
     decisions: tuple[Decision, ...]
     outcome: str | None
-    """None if the trace is incomplete."""
+    """The recorded outcome; None if the trace is incomplete."""
 
 
 class Tracer:

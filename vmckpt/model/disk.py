@@ -25,7 +25,7 @@ class Drive:
     device: str
     """"disk", "cdrom", "floppy", "lun" or NVRAM."""
     path: str | None
-    """None: the drive is empty, or its source is not a path."""
+    """Path of the source; None: the drive is empty, or its source is not a path."""
     format: str
     read_only: bool
     encrypted: bool
@@ -208,11 +208,11 @@ class DiskFacts:
     """"disk", "cdrom", "floppy" or "lun"."""
     format: str
     source: str | None
-    """None: the drive is empty."""
+    """Path, device or name; None: the drive is empty."""
     read_only: bool = False
     shareable: bool = False
     size: Bytes | None = None
-    """None: unknown, for example because the guest is off."""
+    """Size of the disk; None: unknown, for example because the guest is off."""
     version: int | None = None
     """Version of a qcow2 image, 2 or 3; None: another format, or unknown."""
     node: str | None = None

@@ -18,11 +18,11 @@ class Estimate:
     """A range for the remaining time of a migration."""
 
     low: Seconds | None
-    """None: not known yet."""
+    """The shortest remaining time; None: not known yet."""
     high: Seconds | None
-    """None: no upper bound is known."""
+    """The longest remaining time; None: no upper bound is known."""
     converging: bool | None
-    """None: unknown, as before the second pass over memory."""
+    """Whether the migration converges; None: unknown, as before the second pass over memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Copied:
     """"capture" or "store"."""
     done: Bytes
     total: Bytes | None
-    """None: unknown."""
+    """The total number of bytes; None: unknown."""
     new: Bytes
     """Bytes of `done` that the previous snapshot did not have."""
 
@@ -106,7 +106,7 @@ class Said:
 
     text: str
     code: int | None
-    """None: the command is still running."""
+    """The exit code; None: the command is still running."""
 
 
 class Begun(Protocol):

@@ -76,7 +76,7 @@ class Disk:
     source: str | None
     """Path, device or name; None for an empty drive."""
     cache: str | None
-    """None: QEMU's default, which is write-back."""
+    """The cache mode; None: QEMU's default, which is write-back."""
     read_only: bool
     shareable: bool
     below: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Guest:
     arch: str
     machine: str
     cpu_mode: str | None
-    """None: QEMU's default CPU."""
+    """The CPU mode in the definition; None: QEMU's default CPU."""
     cpu_xml: str | None
     disks: tuple[Disk, ...]
     nics: tuple[Nic, ...]
@@ -155,7 +155,7 @@ class Presence:
 
     reachable: bool
     state: GuestState | None = None
-    """None: the host does not know the guest, or is unreachable."""
+    """The guest's state on the host; None: the host does not know the guest, or is unreachable."""
     migrating: bool = False
     """A migration job is, or may be, active on the guest there."""
     resumed: bool = False
@@ -232,7 +232,7 @@ def two_copies(
 
 
 def merged(*several: Iterable[Copies]) -> tuple[Copies, ...]:
-    """Merge entries into one per guest, with all its hosts and the first reason."""
+    """Merge entries, and return one for each guest, with all its hosts and the first reason."""
     known: dict[str, Copies] = {}
     for some in several:
         for one in some:
@@ -245,7 +245,7 @@ def merged(*several: Iterable[Copies]) -> tuple[Copies, ...]:
 def confirmed(
     copies: Sequence[Copies], since: Mapping[str, float], looked: Mapping[str, float]
 ) -> tuple[Copies, ...]:
-    """Leave out guests that may simply have moved between the queries of two hosts.
+    """Return `copies` without guests that may simply have moved between the queries of two hosts.
 
     `since`: when each guest (by UUID) was first seen with two copies; `looked`: when the last query
     of each host began. A guest is confirmed if all its hosts were queried again since it was first
@@ -344,7 +344,7 @@ class Pulse:
 
     at: Seconds
     state: GuestState | None
-    """None: the guest is gone."""
+    """The guest's state; None: the guest is gone."""
     panicked: bool
     io_error: bool
     """The guest is paused because a disk cannot be read or written."""

@@ -21,9 +21,9 @@ class SshAddress:
     user: str = "root"
     port: int = 22
     key_file: Path | None = None
-    """None: the keys of the ssh agent and the user's default keys."""
+    """File with the private key; None: the keys of the ssh agent and the user's default keys."""
     known_hosts: Path | None = None
-    """None: the user's and the system's known_hosts."""
+    """File with known host keys; None: the user's and the system's known_hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Host:
     peer_uri: str | None = None
     """libvirt URI as seen from the other hosts; None: the same as `uri`."""
     ssh: SshAddress | None = None
-    """None: no ssh; some checks are then left to libvirt."""
+    """The login by ssh; None: there is no login, and some checks are left to libvirt."""
     migration_address: str | None = None
     """Address to which guests' memory is sent; None: the host's libvirt chooses the address."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -123,7 +123,7 @@ class HostProbe:
     kernel: tuple[int, int] | None = None
     """Major and minor version of the Linux kernel; None if unknown."""
     no_trace: NoTrace | None = None
-    """None: no reason is known."""
+    """Why agents cannot trace QEMU; None: no reason is known."""
     untested: bool = False
     """vmckpt has never made a system call in QEMU on this architecture."""
     soft_dirty: bool = False

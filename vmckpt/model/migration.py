@@ -81,15 +81,15 @@ class MoveOrder:
     """The disks, except `copied_disks`, were verified to be the same files on both hosts, so
     libvirt's own safety check is skipped."""
     bandwidth: BytesPerSecond | None
-    """None: no limit."""
+    """Bandwidth limit; None: no limit."""
     live: bool = True
-    """False: the guest is paused during the migration (stop-and-copy)."""
+    """Whether the guest runs during the migration; if not, it is paused (stop-and-copy)."""
     post_copy: bool = False
     """The migration may be switched to post-copy while it runs."""
     postcopy_bandwidth: BytesPerSecond | None = None
     """Bandwidth limit after the switch to post-copy; None: no limit."""
     auto_converge: AutoConverge | None = None
-    """None: QEMU must not throttle the guest."""
+    """How QEMU may throttle the guest; None: not at all."""
     tls_name: str | None = None
     """The name that the target's certificate must be valid for; None: no encryption."""
     connections: int = 1
@@ -98,7 +98,7 @@ class MoveOrder:
     compression: Compression = Compression.NONE
     compression_level: int | None = None
     xbzrle_cache: Bytes | None = None
-    """None: QEMU's default of 64 MiB."""
+    """Size of the XBZRLE cache; None: QEMU's default of 64 MiB."""
     copied_disks: tuple[str, ...] = ()
     """Names ("vda") of disks that the hosts do not share; libvirt copies them over NBD to images
     that already exist on the target."""
@@ -200,7 +200,9 @@ class JobSample:
     """Bytes sent so far, including resent pages, so it can exceed `total`."""
     bandwidth: BytesPerSecond
     dirty_rate: BytesPerSecond | None
-    """None until QEMU has measured it, which takes the first pass and at least one second."""
+    """Rate at which the guest writes memory; None until QEMU has measured it, which takes the first
+    pass and at least one second.
+    """
     expected_downtime: Seconds | None
     """QEMU's estimate; None until there is one."""
     throttle: int
@@ -230,7 +232,7 @@ class Decision:
     rule: str = ""
     """What caused the decision: a rule of the policy, by name, "operator", "time limit", …"""
     acted: bool = True
-    """False: the rule is only observed, and nothing was done."""
+    """Whether the decision was carried out; if not, the rule is only observed."""
     numbers: Mapping[str, float | int | str | None] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -331,7 +333,9 @@ class MigrationDriver(Protocol):
         """Return the current downtime limit."""
 
     async def set_bandwidth(self, limit: BytesPerSecond | None, *, post_copy: bool) -> None:
-        """Limit the job's bandwidth before or after the switch to post-copy; None: no limit."""
+        """Limit the bandwidth before or, with `post_copy`, after the switch to post-copy; None: no
+        limit.
+        """
 
     async def throttle(self, how: AutoConverge | None) -> None:
         """Set how QEMU throttles the guest, in a job with auto-converge; None: QEMU's default."""

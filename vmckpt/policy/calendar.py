@@ -58,7 +58,7 @@ class Weekly:
     """Due at given times on some days of the week; `daily` means on all days."""
 
     days: frozenset[int]
-    """0 is Monday."""
+    """Days of the week; 0 is Monday."""
     times: tuple[time, ...]
 
 

@@ -55,7 +55,7 @@ def conflicts(
     huge_pages: bool = False,
     file_backed_memory: bool = False,
 ) -> tuple[Conflict, ...]:
-    """Return all conflicts between a policy, two hosts and a guest.
+    """Return all conflicts between a policy, two hosts and a guest. The flags describe the guest.
 
     `file_backed_memory`: the guest's memory is a file on a disk, not on tmpfs or hugetlbfs.
     """

@@ -125,7 +125,9 @@ class Explained:
 
 
 def values(policy: Policy) -> tuple[Explained, ...]:
-    """Explain every key, in the order of the schema; each rule and schedule counts as a key."""
+    """Return an explanation of every key, in the order of the schema; each rule and schedule counts
+    as a key.
+    """
     given = dict(policy.given)
 
     def where(key: str) -> str:
@@ -138,7 +140,7 @@ def values(policy: Policy) -> tuple[Explained, ...]:
 
 
 def choice(chosen: Chosen) -> tuple[str, ...]:
-    """Explain why a policy was chosen, with a line for each policy that was passed over."""
+    """Return why a policy was chosen, with a line for each policy that was passed over."""
     return (
         f"{chosen.policy.name}, because {' and '.join(chosen.why)}",
         *(f"not {one.policy.name}: {one.why}" for one in chosen.passed_over),

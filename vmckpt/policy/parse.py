@@ -47,7 +47,7 @@ def examine(
 ) -> tuple[Policy | None, tuple[Problem, ...]]:
     """Parse a policy's text. Returns the policy, or None and all problems.
 
-    `path` is for messages; nothing is read from it.
+    `path` is for messages; nothing is read from it. `shipped`: the policy is shipped with vmckpt.
     """
     reading = config_file.examine(text, PolicyForm, empty_values=False)
     if reading.value is None:
@@ -63,7 +63,10 @@ def examine(
 
 
 def parse(text: str, path: Path, *, shipped: bool = False) -> Policy:
-    """Parse a policy's text. Raises PolicyError with the first problem, on one line."""
+    """Parse a policy's text; arguments as for `examine`.
+
+    Raises PolicyError with the first problem.
+    """
     policy, problems = examine(text, path, shipped=shipped)
     if policy is None:
         raise PolicyError(config_file.first(problems, path))

@@ -83,7 +83,8 @@ async def adopt(
 ) -> Known:
     """Record in the journal a protection that only its hosts know about, and return it.
 
-    Raises the errors of `decide`, InventoryError, GuestLocked, JournalError, VmckptError.
+    `dead`: see `decide`. Raises the errors of `decide`, InventoryError, GuestLocked, JournalError,
+    VmckptError.
     """
     found = decide(guest, await agent_client.both(inventory.hosts, uuid), dead=dead)
     primary, backup = inventory.host(found.primary), inventory.host(found.backup)

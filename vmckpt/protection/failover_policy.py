@@ -32,7 +32,7 @@ class FailoverDecision:
 
     do: FailoverAction
     why: str = ""
-    """Empty if nothing is wrong."""
+    """The reason for the action, or what is wrong; empty if nothing is wrong."""
 
 
 def decide(case: Case, *, patience: Seconds) -> FailoverDecision:

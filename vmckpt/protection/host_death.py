@@ -136,7 +136,10 @@ def _gone(case: Case) -> Proof:
 
 
 def _fence(case: Case) -> Proof:
-    """Refuse to power a host off for a standby that could not run, or may be outdated."""
+    """Return the proof FENCE, unless the standby could not run or may be outdated.
+
+    Raises BadInput without a fence agent, and GuestLocked if the host must not be powered off.
+    """
     if not case.has_fence:
         raise BadInput(
             f"{case.primary} has no fence agent in the inventory",

@@ -159,7 +159,7 @@ class PutBack:
 
     did: tuple[str, ...]
     standby_gone: bool
-    """False: the standby is on a host that does not answer, and can never take over."""
+    """Whether the standby was removed; if not, its host is silent, and it can never take over."""
 
 
 async def put_back(known: Known) -> PutBack:
@@ -301,7 +301,10 @@ async def failover(
 
 
 async def seen(known: Known, *, dead: bool = False, fence: bool = False) -> Case:
-    """Return both agents' answers, with the permissions in the journal. Raises JournalError."""
+    """Return both agents' answers, with the permissions in the journal.
+
+    `dead`, `fence`: see `failover`. Raises JournalError.
+    """
     ours, theirs = await asyncio.gather(
         agent_client.status(known.primary, known.uuid),
         agent_client.status(known.backup, known.uuid),

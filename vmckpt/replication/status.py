@@ -118,7 +118,10 @@ class PrimaryStatus:
         self._peer = dict(peer)
 
     def copied(self, left: int, *, ready: bool) -> None:
-        """Record the progress of the first copy. `left`: pages that the backup still lacks."""
+        """Record the progress of the first copy.
+
+        `left`: pages that the backup still lacks; `ready`: the standby can take over.
+        """
         with self._lock:
             self._told["pages_left"], self._told["disks_ready"] = left, ready
 

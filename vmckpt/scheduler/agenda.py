@@ -145,7 +145,10 @@ class Agenda:
 
 
 def troubled(before: Trouble | None, now: float, why: str, *, recover: bool = False) -> Trouble:
-    """Return the record after one more failure; the wait doubles each time, up to a limit."""
+    """Return the record after one more failure; the wait doubles each time, up to a limit.
+
+    `why`: the error; `recover`: see Trouble.
+    """
     times = 1 if before is None else before.times + 1
     wait = min(_FIRST * 2 ** min(times - 1, 16), _LONGEST)
     return Trouble(times=times, until=now + wait, why=why, recover=recover)

@@ -27,7 +27,7 @@ class Did:
     """One line for display."""
     values: dict[str, Any]
     good: bool = True
-    """False if the store is damaged, which must be reported to an operator."""
+    """Whether the work succeeded; False: the store is damaged, and an operator must know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ _SPAN = re.compile(r"(.*)\[(\d{1,6})-(\d{1,6})\](.*)")
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Expand a name: "h[08-10]" is h08, h09 and h10."""
+    """Return the names that a text stands for: "h[08-10]" is h08, h09 and h10."""
     found = _SPAN.fullmatch(text)
     if found is None:
         if not text.strip() or not text.isprintable() or set(text) & set("[]"):

@@ -144,7 +144,7 @@ def _boxes(key: str, pack: bytes, where: str) -> Iterator[Box]:
 
 
 def _packed(these: Iterator[Box], most: int) -> Iterator[bytes]:
-    """Gather sealed chunks in packs, each with at most `most` bytes of sealed chunks."""
+    """Yield packs of sealed chunks, each with at most `most` bytes of sealed chunks."""
     part: list[tuple[bytes, bytes, int]] = []
     size = 0
     for name, box, plain in these:

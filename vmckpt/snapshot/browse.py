@@ -55,6 +55,7 @@ class Browse:
 
     def core(self, path: Path, progress: Progress = silent, *, replace: bool = False) -> int:
         """Write the memory as a sparse ELF core. Returns the number of processors in the core.
+        `replace`: overwrite an existing file.
 
         Raises BadInput, StoreError, OSError; an incomplete core is removed.
         """

@@ -90,7 +90,7 @@ def copy(source: Store, target: Store, id_: str, progress: Progress = silent) ->
 
 
 def moved(found: Manifest, *, already: bool = False, new: int = 0, written: int = 0) -> Moved:
-    """Return the result for the snapshot with the manifest `found`."""
+    """Return the result for the snapshot with the manifest `found`; see Moved for the arguments."""
     return Moved(
         id=found.public.id,
         name=found.public.name,

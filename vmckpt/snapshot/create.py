@@ -186,7 +186,10 @@ async def follow(
 
 
 def require_capturable(guest: Guest, host: Host, *, memory: bool = True) -> None:
-    """Check that a snapshot of a guest can be taken now. Raises BadInput, GuestLocked."""
+    """Check that a snapshot of a guest can be taken now.
+
+    `memory`: whether it includes the memory. Raises BadInput, GuestLocked.
+    """
     if memory and not guest.state.is_active:
         raise BadInput(
             f"{guest.name} is {guest.state} on {host.name}, so it has no memory to capture",

@@ -47,7 +47,8 @@ class RegionDiff:
 
 
 def compare(before: Private, after: Private) -> tuple[RegionDiff, ...]:
-    """Compare all regions, in the order of the newer snapshot; removed regions come last."""
+    """Return the changes of all regions, in the newer snapshot's order; removed regions come last.
+    """
     table = _Table(before.chunks, after.chunks)
     gone = [old for old in before.regions if not _same_kind(old, after.region(old.name))]
     found = []
@@ -91,8 +92,9 @@ class _Table:
         self._new = np.array([first.get(digest, -1) for digest in after], dtype=np.int64)
 
     def numbers(self, part: Map) -> NDArray[np.int64]:
-        """Translate the newer snapshot's numbers; chunks that the older snapshot lacks become
-        `_NOTHING`."""
+        """Return the newer snapshot's numbers, translated; chunks that the older snapshot lacks
+        become `_NOTHING`.
+        """
         return _numbers(part, self._new)
 
     def old(self, part: Map) -> NDArray[np.int64]:
@@ -135,7 +137,7 @@ def _region(old: RegionMap | None, new: RegionMap | None, table: _Table) -> Regi
 
 
 def _padded(numbers: NDArray[np.int64] | None, size: int) -> NDArray[np.int64]:
-    """Pad a part of a map with zeros to `size` units."""
+    """Return a part of a map, padded with zeros to `size` units; None: only zeros."""
     padded = np.full(size, np.int64(ZERO), dtype=np.int64)
     if numbers is not None:
         padded[: len(numbers)] = numbers

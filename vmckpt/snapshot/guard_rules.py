@@ -93,7 +93,10 @@ def guard_env(taken: Taken) -> Mapping[str, str]:
 
 
 def wrong_with_command(status: int, *, stopped: bool) -> str:
-    """Return why the command's result alone requires a rollback; empty if it does not."""
+    """Return why the command's result alone requires a rollback; empty if it does not.
+
+    `stopped`: the operator interrupted the command.
+    """
     if stopped:
         return "the command was interrupted"
     return "" if status == 0 else f"the command failed: {in_words(status)}"
@@ -105,6 +108,7 @@ def wrong_with_guest(
     """Return why a guest does not count as running; empty if it does.
 
     `states` are the guest's states, by host; `silent` are the hosts that do not answer.
+    `was_paused`: the guest was paused before the command.
     """
     fine = {GuestState.RUNNING, GuestState.BLOCKED}
     if was_paused:

@@ -24,7 +24,7 @@ class PruneDecision:
 
     id: str
     public: Public | None
-    """None if the snapshot cannot be read."""
+    """The snapshot's public metadata; None if the snapshot cannot be read."""
     stays: bool
     reasons: tuple[str, ...]
     deleted: bool = False

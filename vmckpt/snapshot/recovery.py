@@ -99,8 +99,8 @@ def came_back(
 ) -> Settled:
     """Return the result of an orphaned restore. Pure.
 
-    `ran`: whether its hook had started; `stands`: whether the guest was to stay paused until all
-    guests of its group were restored.
+    `memory`: whether it was meant to start the guest; `ran`: whether its hook had started;
+    `stands`: whether the guest was to stay paused until all guests of its group were restored.
     """
     if verdict is LeftoverDecision.ARRIVED:
         done = "may not have finished" if ran else "was not run"
@@ -141,7 +141,7 @@ def came_in(told: Settled, *, waits: bool, whole: bool) -> Settled:
 
 
 def snapshot_verdict(*, published: bool) -> Settled:
-    """Return the result of an orphaned snapshot."""
+    """Return the result of an orphaned snapshot. `published`: whether it is in the store."""
     if published:
         return Settled(
             truth="the snapshot is in the store",

@@ -50,8 +50,8 @@ def rotate(
 ) -> Rotated:
     """Wrap the data keys of all snapshots for exactly these administrators.
 
-    Snapshots that the identity does not open are skipped. `progress` is called with the number of
-    snapshots done and the total. Raises StoreError.
+    Snapshots that the identity does not open are skipped. `dry_run`: change nothing. `progress` is
+    called with the number of snapshots done and the total. Raises StoreError.
     """
     rewrapped, open_ = [], []
     refused: dict[str, str] = {}

@@ -35,7 +35,7 @@ class Piece:
     start: int
     count: int
     data: memoryview | None
-    """None: zeros."""
+    """The content; None: zeros."""
 
 
 class Assembly:

@@ -131,7 +131,7 @@ class Run:
 
     @classmethod
     def merged(cls, runs: Sequence["Run"]) -> "Run":
-        """Merge several runs into a new run, without the packs that are not usable."""
+        """Return several runs, merged into a new run, without the packs that are not usable."""
         packs: list[PackInfo] = []
         rows, keys, numbers = [], [], []
         for run in runs:
@@ -257,7 +257,7 @@ def _sorted(names: Names) -> tuple[Keys, Names]:
 
 
 def _gathered(parts: Iterable[Names]) -> Iterator[Names]:
-    """Join small parts into larger and larger parts, to avoid sorting many small parts."""
+    """Yield the names in larger and larger parts, to avoid sorting many small parts."""
     waiting: list[Names] = []
     size, enough = 0, 1 << 16
     for part in parts:

@@ -195,7 +195,10 @@ class Reader:
 
 
 def _pieces(wanted: Sequence[tuple[bytes, Place]]) -> list[list[tuple[bytes, Place]]]:
-    """Group chunks into pieces, each for one read. The piece that is needed first comes first."""
+    """Return the chunks in pieces, each for one read.
+
+    The piece that is needed first comes first.
+    """
     order = {digest: number for number, (digest, _) in enumerate(wanted)}
     pieces: list[list[tuple[bytes, Place]]] = []
     size = end = 0

@@ -45,7 +45,7 @@ class LockSeen:
 
     key: str
     work: LockPurpose | None
-    """None if the lock cannot be read."""
+    """The purpose of the lock; None if the lock cannot be read."""
     beaten_at: Seconds
     knows: frozenset[str]
     """Tokens of the pending deletions that the lock's owner has seen."""

@@ -98,7 +98,7 @@ class Store:
     def receiver(self, *, encrypted: bool, pack_size: int = PACK_SIZE) -> Receiver:
         """Return a receiver, which adds chunks that another store has sealed.
 
-        Use the receiver as a context manager.
+        Use the receiver as a context manager. `encrypted`: see Receiver.
         """
         return Receiver(self.backend, self.catalog, encrypted=encrypted, pack_size=pack_size)
 

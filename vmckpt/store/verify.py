@@ -172,7 +172,7 @@ class _Walk:
 
 
 def _small(store: Store, walk: _Walk) -> Iterator[Wrong]:
-    """Verify all objects except packs and manifests."""
+    """Verify all objects except packs and manifests. Yields a finding for each damaged object."""
     for one in list(small_objects(store.backend)):
         try:
             raw = store.backend.get(one.key)

@@ -244,7 +244,8 @@ def _walked(
 ) -> int:
     """Open the directory `inside`, relative to the open directory `at`, and close `at`.
 
-    `path`: the path for error messages. Returns the descriptor. Raises OSError, FileRefused.
+    `path`: the path for error messages. `make`, `only_ours`: see Folder. Returns the descriptor.
+    Raises OSError, FileRefused.
     """
     left = list(reversed(inside.parts))
     try:
@@ -262,7 +263,11 @@ def _walked(
 
 
 def _step(at: int, left: list[str], path: Path, *, make: bool) -> int:
-    """Open the next level, or replace a link with its target. Returns the directory now open."""
+    """Open the next level, or replace a link with its target. Returns the directory now open.
+
+    `at`: the open directory; `left`: the remaining levels, the next one last. `make`: create a
+    missing level.
+    """
     name = left.pop()
     try:
         below = os.open(name, _LEVEL, dir_fd=at)

@@ -63,7 +63,10 @@ class Mirrors:
             end(self._monitor, place, mirror_job.name_of(number), self._still)
 
     def logs(self) -> list[WriteLog]:
-        """Open the write logs of all disks. From now on, a write waits while its log is full."""
+        """Open and return the write logs of all disks.
+
+        From now on, a write waits while its log is full.
+        """
         found = [WriteLog(place) for *_, place, _ in self._disks]
         for log in found:
             log.set_open(False)

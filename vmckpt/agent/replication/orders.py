@@ -56,7 +56,10 @@ _TURN = 0.05
 
 
 def carry_out(order: ReplicaOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Carry out one step of a protection; `_WHAT` lists the steps. Raises VmckptError."""
+    """Carry out one step of a protection; `_WHAT` lists the steps.
+
+    Returns the step's answer. Raises VmckptError.
+    """
     del channel
     if order.what not in _WHAT:
         raise BadInput(f"unknown order {order.what!r}", hint="update vmckpt on the host")
@@ -100,7 +103,7 @@ def _stand(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _protect(order: ReplicaOrder) -> dict[str, Any]:
-    """Start the primary's agent."""
+    """Start the primary's agent. Returns an empty answer."""
     session = _session(order)
     (folder_of(order.guest) / protocol_connection.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
@@ -189,7 +192,10 @@ def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[st
 
 
 def _end(order: ReplicaOrder) -> dict[str, Any]:
-    """End a protection on this host, and remove all its files and processes; may be repeated."""
+    """End a protection on this host, and remove all its files and processes; may be repeated.
+
+    Returns what was done, under "did".
+    """
     session = Session.read(folder_of(order.guest))
     if session is None:
         remove_folder(folder_of(order.guest))
@@ -212,7 +218,10 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _forget_images(order: ReplicaOrder) -> list[str]:
-    """Remove the images of a standby and of its failover test after a reboot."""
+    """Remove the images of a standby and of its failover test after a reboot.
+
+    Returns what was done.
+    """
     tests = test_failover_files.forget_files(Path(order.state))
     made = standby_setup.forget_images(Path(order.state), order.owner)
     return (["removed the images of a test"] if tests else []) + [f"removed {one}" for one in made]
@@ -222,7 +231,8 @@ def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
     """End a migration on the source, where the guest keeps running unless it was handed over.
 
     Only the source knows whether the guest was handed over, so the source gets this order before
-    the target. The standby never starts the guest by itself.
+    the target. The standby never starts the guest by itself. Returns what was done, under "did",
+    and "given" if the guest was handed over.
     """
     folder = folder_of(order.guest)
     _stop_agent(folder)
@@ -330,8 +340,8 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
 def _end_second_copy(session: Session, folder: Path) -> list[str]:
     """Kill the local copy of a guest that belongs to the other host.
 
-    The copy's output since the last epoch was buffered, and is discarded. Raises TwoCopies if
-    output of this copy was released.
+    The copy's output since the last epoch was buffered, and is discarded. Returns what was done.
+    Raises TwoCopies if output of this copy was released.
     """
     _must_be_unheard(session, folder)
     _stop_agent(folder)

@@ -230,7 +230,7 @@ class _Agent:
         )  # fmt: skip
 
     def _answer(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a request on the control socket."""
+        """Answer a request on the control socket. Returns the agent's status, or an error."""
         request, session = told.get("wish"), self._session
         if request in (Request.END, Request.PLANNED):
             self._requests.add(Request(str(request)))
@@ -291,7 +291,10 @@ def found_filters(
 
 
 def _ended(session: Session, folder: Path, *, wished: bool) -> None:
-    """Clean up after the guest's QEMU has terminated. Raises VmckptError."""
+    """Clean up after the guest's QEMU has terminated.
+
+    `wished`: see teardown.guest_ended. Raises VmckptError.
+    """
     if handover.handover_record(folder) is None:
         teardown.guest_ended(session, folder, wished=wished)
         return

@@ -167,7 +167,10 @@ class SmallFiles:
     def __init__(
         self, files: Mapping[str, bytes], places: Mapping[str, str], snapshot: str, *, replace: bool
     ) -> None:
-        """`places`: the final path of each file, by its name in the snapshot. Raises BadInput."""
+        """`places`: the final path of each file, by its name in the snapshot.
+
+        `replace`: existing files may be replaced. Raises BadInput.
+        """
         missing = sorted(set(files) - set(places))
         if missing:
             raise BadInput(f"no path given for file {missing[0]}")

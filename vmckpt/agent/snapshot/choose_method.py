@@ -33,11 +33,11 @@ class CaptureFacts:
     private: str | None
     """Why the guest's memory cannot be mapped; None: it can be mapped."""
     kept: bool = False
-    """The host has a last copy of the memory, made since this QEMU started."""
+    """The host has a copy of the memory from an earlier capture, made since this QEMU started."""
     memory: Bytes = Bytes(0)
     """Size of the guest's memory files."""
     room: Bytes = Bytes(0)
-    """Space available for a new last copy."""
+    """Space available for a new copy of the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

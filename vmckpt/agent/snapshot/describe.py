@@ -92,6 +92,6 @@ def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:
 
 
 def warnings(told: Sequence[str]) -> tuple[str, ...]:
-    """Truncate and clean warnings, so that no warning makes the manifest invalid."""
+    """Return the warnings, truncated and cleaned, so none of them makes the manifest invalid."""
     printable = ("".join(one if one.isprintable() else " " for one in text) for text in told)
     return tuple(text[:_LONGEST] for text in printable)[:_MOST]

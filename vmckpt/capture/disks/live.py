@@ -189,7 +189,7 @@ class DiskCapture:
         return tuple(one for one in self._facts if one.name in names)
 
     def reader(self, disk: OpenDisk) -> DiskReader:
-        """Open a disk for reading. Raises ValueError without a backup, and HypervisorError."""
+        """Open a disk for reading. Raises ValueError if no backup is open, and HypervisorError."""
         if self._opened is None:
             raise ValueError("no backup job is active")
         return opened(self._opened, disk, self._host)

@@ -180,7 +180,10 @@ class _Run:
         self._stop = stop
 
     def all(self, *, running: bool) -> Seconds:
-        """Capture the guest. Returns how long the guest was paused."""
+        """Capture the guest.
+
+        `running`: whether it is running now. Returns how long the guest was paused.
+        """
         monitor, drain = self._monitor, self._drain
         try:
             migration_settings.apply(monitor, self._undo)
@@ -215,7 +218,7 @@ class _Run:
     def _go_on(self, *, stands: bool) -> float:
         """Resume a paused guest, unless QEMU 7.2 has resumed it already.
 
-        Returns the current time, by time.monotonic().
+        `stands`: the guest may be paused. Returns the current time, by time.monotonic().
         """
         if stands and self._undo.runs and self._monitor.run_state() in STOPPED:
             self._monitor.tell("cont", {})

@@ -496,7 +496,10 @@ class SharedMemory:
         )  # fmt: skip
 
     def _warm(self) -> list[Flags]:
-        """Update the last copy while the guest is still running, so that the pause is short."""
+        """Update the last copy while the guest is still running, so the pause is shorter.
+
+        Returns the pages that had changed in each file.
+        """
         self._held = [live.held() for live in self._live]
         for live, last, held in zip(self._live, self._last.mappings, self._held, strict=True):
             live.populate(held)

@@ -347,7 +347,10 @@ class _Run:
         self._paused += time.monotonic() - began
 
     def _collect(self) -> list[Runs]:
-        """Record the pages that the paused guest has written, and protect them."""
+        """Record and protect the pages that the paused guest has written.
+
+        Returns them for each block.
+        """
         found = self._writes.collect_all()
         for block, runs in zip(self._blocks, found, strict=True):
             written = numbers(runs)

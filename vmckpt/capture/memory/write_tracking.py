@@ -253,7 +253,7 @@ def _joined(found: list[Runs]) -> Runs:
 
 
 def merged(runs: Runs, near: int) -> Runs:
-    """Merge runs that have at most `near` pages between them."""
+    """Return the runs, merging those that have at most `near` pages between them."""
     if not len(runs):
         return runs
     apart = np.flatnonzero(runs[1:, 0] - runs[:-1, 1] > near)

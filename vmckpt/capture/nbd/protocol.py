@@ -125,7 +125,7 @@ class NbdSocket:
             self.socket.sendall(small)
 
     def take(self, length: int) -> bytes:
-        """Receive exactly `length` bytes."""
+        """Receive and return exactly `length` bytes."""
         if not length:
             return b""
         first = self.socket.recv(length)

@@ -38,7 +38,9 @@ class Stretch:
 
 
 def _joined(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
-    """Join stretches that are adjacent both in their block and in the guest's memory."""
+    """Yield the stretches, joining those that are adjacent both in their block and in the guest's
+    memory.
+    """
     last: Stretch | None = None
     for one in stretches:
         if last is not None and (one.block, one.offset, one.start) == (

@@ -138,7 +138,10 @@ class StreamParser:
         return used
 
     def _section(self, view: memoryview) -> int:
-        """Parse the type of a section, and its number if it continues an earlier section."""
+        """Parse the type of a section, and its number if it continues an earlier section.
+
+        Returns the number of bytes parsed.
+        """
         assert self.head is not None
         kind = view[0]
         if kind in (headers.FULL, headers.EOF):
@@ -157,7 +160,10 @@ class StreamParser:
         return 5
 
     def _command(self, view: memoryview) -> int:
-        """Skip the only command that may occur within memory; StreamWriter omits it."""
+        """Skip the only command that may occur within memory.
+
+        Returns its length. StreamWriter omits it.
+        """
         told = bytes(view[: len(headers.SWITCHOVER_START)])
         if not headers.SWITCHOVER_START.startswith(told):
             raise damaged(self._offset, f"unknown command {told[1:].hex()}")

@@ -93,8 +93,11 @@ class _Play:
         self._most = self._most.clip(min=self._capacity.used)
 
     def _step_aside(self) -> list[Move]:
-        """Move a guest to a temporary host, each guest at most once: otherwise two guests could
-        make way for each other forever."""
+        """Move a guest to a temporary host, if this lets another guest move.
+
+        Returns this move, if any. Each guest moves aside at most once: otherwise two guests could
+        make way for each other forever.
+        """
         able = [one for one in self._waiting if one.name not in self._aside]
         found = schedule.detour(self._capacity, able)
         if found is None:

@@ -361,7 +361,8 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
 
 
 def started(tenant: Tenant, guest: Guest) -> Tenant:
-    """Return the tenant of a guest that is off, with the memory and CPUs of the running guest."""
+    """Return the tenant of a guest that is off, with the memory and CPUs that it uses when running.
+    """
     return replace(tenant, memory=Bytes(guest.memory + OVERHEAD), cpus=float(guest.vcpus))
 
 

@@ -209,7 +209,10 @@ class _Attempt:
                 step_log.answer(request, ok=False, text="not available in mode checkpoint")
 
     async def _given(self, pair: Pair, noted: Mapping[str, Any]) -> MigrationReport:
-        """Confirm that the guest runs on the target, after the source has handed it over."""
+        """Confirm that the guest runs on the target, after the source has handed it over.
+
+        Returns the report.
+        """
         self._tell.enter(JobPhase.CLEANUP)
         try:
             told = await finish.finish(pair, self._tell.warn)
@@ -224,7 +227,10 @@ class _Attempt:
         return await self._ended(Outcome.COMPLETED, None, downtime)
 
     async def _called_off(self, pair: Pair, why: Exception) -> MigrationReport:
-        """Call off the migration: the guest stays on the source unless it was handed over."""
+        """Call off the migration: the guest stays on the source unless it was handed over.
+
+        Returns the report.
+        """
         self._tell.enter(JobPhase.CANCELLING)
         outcome = why.outcome if isinstance(why, _Stopped) else Outcome.FAILED
         try:
@@ -246,7 +252,10 @@ class _Attempt:
         return await self._ended(outcome, str(why))
 
     async def _unknown(self, trouble: VmckptError, why: Exception | None = None) -> MigrationReport:
-        """Report that the outcome is unknown; recovery determines it."""
+        """Return the report of an unknown outcome, which recovery determines.
+
+        `trouble`: the error that prevents an answer; `why`: the error that ended the migration.
+        """
         for one in (why, trouble):
             if one is not None:
                 self._tell.warn(str(one))

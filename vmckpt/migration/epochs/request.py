@@ -68,7 +68,7 @@ async def findings(
 
 
 def _stricter(one: Finding) -> Finding:
-    """Turn a warning about unproven storage into a blocker.
+    """Return the finding; a warning about unproven storage becomes a blocker.
 
     libvirt does not check storage in this mode: a standby opens any file with the disk's name.
     """

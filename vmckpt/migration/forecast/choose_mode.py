@@ -28,6 +28,7 @@ def choose(
     not count against the limit: the rule's author preferred these waits to a longer migration. If
     the policy may switch and both fit, hybrid wins over pre-copy, as post-copy remains a fallback.
     Hybrid also wins over post-copy, with which the guest waits for most of its memory.
+    `post_copy_possible`: the hosts and the guest permit post-copy.
     """
     switches = post_copy_possible and any(isinstance(r.do, StartPostcopy) for r in policy.rules)
     usable = [one for one in forecasts if switches or not one.mode.may_switch_early]
@@ -61,7 +62,10 @@ def _fits(one: Forecast, limit: Seconds) -> bool:
 
 
 def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> tuple[Mode, str]:
-    """Return the mode to use if no mode fits, with the reason; the policy's rules then decide."""
+    """Return the mode to use if no mode fits, with the reason; the policy's rules then decide.
+
+    `switches`: the policy may switch to post-copy.
+    """
     mode = Mode.HYBRID if switches else Mode.PRECOPY
     words = []
     for one in usable:
@@ -135,7 +139,7 @@ def _finite(value: float) -> float | None:
 
 
 def score(forecast: Forecast, measured: Measured) -> Score:
-    """Score a forecast against the measured values.
+    """Compare a forecast with the measured values, and return the score.
 
     The downtime is compared only if a downtime was forecast and the migration completed.
     """

@@ -89,7 +89,8 @@ def bandwidth(
     """Return the expected bandwidth.
 
     In the first pass the target's kernel allocates each page; later passes are up to four times as
-    fast if the link permits. The bandwidths of past moves are mostly those of first passes.
+    fast if the link permits. The bandwidths of past moves are mostly those of first passes. `link`:
+    None if the link was not measured.
     """
     ceiling, words = stream(past, encrypted=encrypted, connections=connections)
     fastest = max(ceiling.high, stream((), encrypted=encrypted, connections=connections)[0].high)

@@ -62,9 +62,9 @@ async def forecast_guest(
     links: Links | None = None,
     disks: Bytes = Bytes(0),
 ) -> GuestForecast:
-    """Measure for about `probe`, then forecast the policy's mode, or all modes that are possible.
+    """Measure for about `probe`, then forecast the policy's mode or, with `every_mode`, all modes.
 
-    `disks`: bytes of disks that are copied before memory.
+    `post_copy`: post-copy is possible. `disks`: bytes of disks that are copied before memory.
     """
     facts = await measure(*hosts, guest, policy, past, probe=probe, remotes=remotes, links=links)
     if disks:
@@ -80,7 +80,10 @@ async def forecast_guest(
 
 
 def mode_of(policy: Policy, outlook: GuestForecast | None, *, post_copy: bool) -> tuple[Mode, str]:
-    """Return the mode of the migration, and the reason in words."""
+    """Return the mode of the migration, and the reason in words.
+
+    `post_copy`: post-copy is possible.
+    """
     if policy.mode is Mode.AUTO and outlook is not None:
         return choose_mode.choose(outlook.forecasts, policy, post_copy_possible=post_copy)
     mode = request.plain_choice(policy, post_copy=post_copy)
@@ -97,7 +100,7 @@ def mode_of(policy: Policy, outlook: GuestForecast | None, *, post_copy: bool) -
 
 
 def score(outlook: GuestForecast, mode: Mode, ending: Ending) -> dict[str, Any] | None:
-    """Score the forecast for `mode` against the measured values; None if there was no forecast."""
+    """Return the score of the forecast for `mode`; None if there was no forecast."""
     expected = outlook.of(mode)
     if expected is None:
         return None

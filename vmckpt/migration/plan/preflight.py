@@ -27,7 +27,7 @@ class Facts:
     source: str
     target: str
     guest: Guest | None = None
-    """None if the guest was not found on any host that answered."""
+    """The guest; None if it was not found on any host that answered."""
     source_facts: HostFacts | None = None
     source_error: str | None = None
     target_facts: HostFacts | None = None

@@ -372,7 +372,10 @@ class _Doing:
         return await (engine.resume(order) if in_two_parts else engine.adopt(order))
 
     async def _terms(self, *, in_two_parts: bool) -> RunTerms:
-        """Return the terms that the first controller used; the time limit starts again."""
+        """Return the terms that the first controller used; the time limit starts again.
+
+        `in_two_parts`: a post-copy has begun.
+        """
         policy, mode = self._recovery.policy, self._recovery.mode
         if in_two_parts:
             policy = request.answered(policy)

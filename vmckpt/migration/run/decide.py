@@ -68,7 +68,7 @@ class RunTerms:
     post_copy: bool
     """Whether the migration was started with post-copy enabled."""
     time_limit: Seconds | None
-    """None if there is no limit."""
+    """Time after which the migration is aborted; None if there is no limit."""
     max_downtime: Seconds
     """Downtime limit at the start; rules may raise this limit."""
 

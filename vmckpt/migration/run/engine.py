@@ -222,7 +222,7 @@ class Migration:
         return error
 
     async def _turn(self, *, call_runs: bool) -> None:
-        """Take one sample and act on it."""
+        """Take one sample and act on it. `call_runs`: libvirt's migration call has not returned."""
         try:
             sample = await self._migrations.sample()
         except HypervisorError as exc:

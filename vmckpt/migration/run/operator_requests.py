@@ -28,7 +28,7 @@ class StepLog(Protocol):
         """Return new requests since the last call; each must be answered."""
 
     def answer(self, request: Request, *, ok: bool, text: str) -> None:
-        """Answer a request."""
+        """Answer a request. `ok`: whether it was carried out; `text`: the answer."""
 
     async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
         """Record what is about to be done to the guest. Raises JournalError, LeaseLost."""

@@ -40,7 +40,7 @@ class State:
     target_answers: bool
     broken: bool
     broken_for: Seconds
-    """0 if the stream is not broken."""
+    """How long the stream has been broken; 0 if it is not broken."""
     attempts: int
     """Attempts to resume since the stream broke."""
     last_attempt: Seconds | None
@@ -118,7 +118,10 @@ class PostcopyRecovery:
         return self._broken_since is not None
 
     def look(self, track: PassHistory, now: Seconds, *, call_runs: bool) -> None:
-        """Check at every sample after the switch whether data is moving."""
+        """Check, at every sample after the switch, whether data is moving.
+
+        `call_runs`: see State.
+        """
         silent = track.silent_for(now)
         if self._broken_since is None and silent >= SILENCE:
             self._break(

@@ -170,7 +170,7 @@ class Sampler:
 def memory(uuid: str, name: str, size: int, samples: int, times: list[float]) -> object:
     """Sample a guest's pages now, and again at each of `times`, in seconds from now.
 
-    Raises MeasureRefused, OSError.
+    Returns the answer, as JSON, that `measure.memory_seen` parses. Raises MeasureRefused, OSError.
     """
     pid = process_of(uuid, name)
     maps = Path(f"/proc/{pid}/maps").read_text()

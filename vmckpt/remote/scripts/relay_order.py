@@ -21,7 +21,10 @@ CREDENTIALS = 12  # pid, uid and gid, each an int
 
 
 def relay(keys: list[str], *, path: str = SOCKET) -> int:
-    """Pass descriptors 0, 1 and 2 to the agent that waits, and wait for its order's end."""
+    """Pass descriptors 0, 1 and 2 to the agent that waits, and wait until its order has ended.
+
+    Returns the exit status of the order; NONE if no agent with one of the keys is waiting.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.settimeout(_LIMIT)
         try:

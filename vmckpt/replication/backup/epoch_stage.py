@@ -324,7 +324,10 @@ class Stage:
 
 
 def _locked(path: Path) -> int:
-    """Lock a file for this process. Raises OSError; StageError if another process has the lock."""
+    """Lock a file for this process. Returns its descriptor.
+
+    Raises OSError; StageError if another process has the lock.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -361,7 +361,8 @@ def announce(monitor: QmpMonitor, cards: list[str]) -> None:
 def settle(monitor: QmpMonitor, xml: str, *, autostart: bool = False) -> None:
     """Turn a standby whose guest is running into an ordinary guest in libvirt.
 
-    `xml`: the persistent definition to store; empty: none. Raises HypervisorError.
+    `xml`: the persistent definition to store; empty: none. `autostart`: the guest starts with its
+    host. Raises HypervisorError.
     """
     if xml:
         libvirt_side.define(xml, host=monitor.host, uri=monitor.uri, autostart=autostart)

@@ -106,7 +106,7 @@ def config_complete() -> None:
 
 
 def thread_model() -> int:
-    """Handle one request at a time, so that the log is in the order of the replies."""
+    """Have nbdkit handle one request at a time, so that the log is in the order of the replies."""
     return int(nbdkit.THREAD_MODEL_SERIALIZE_ALL_REQUESTS)
 
 

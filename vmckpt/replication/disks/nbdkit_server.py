@@ -127,7 +127,7 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
 def _begun(place: LogPlace) -> int:
     """Wait until nbdkit is serving, shortly after it went to the background.
 
-    Raises DiskLogError.
+    Returns its process ID. Raises DiskLogError.
     """
     give_up = time.monotonic() + _STARTS
     while time.monotonic() < give_up:

@@ -71,7 +71,7 @@ class _Content:
     offset: int
     length: int
     data: memoryview | None
-    """None: all zeros, as reported by the server."""
+    """The content; None: all zeros, as reported by the server."""
 
     def digest(self) -> bytes:
         return _zeros(self.length) if self.data is None else _short(self.data)

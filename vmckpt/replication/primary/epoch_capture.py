@@ -122,7 +122,10 @@ class Capturer:
 
     @contextmanager
     def _pausing(self, *, goes_on: bool) -> Iterator[None]:
-        """Prepare a pause in the block, and clean up after it. If it fails, resume the guest."""
+        """Prepare a pause in the block, and clean up after it.
+
+        If the block fails, the guest is resumed. `goes_on`: the guest runs afterwards.
+        """
         try:
             # The guest cannot be stopped until its disk writes in flight are complete.
             self._open_logs(True)

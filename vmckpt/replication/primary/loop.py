@@ -311,7 +311,8 @@ class Primary:
     def _cycle(self, line: PeerConnection, sender: Sender, *, final: bool) -> None:
         """Process one epoch, from its capture to the release of its output.
 
-        Raises ConnectionLost, WireError.
+        `final`: the guest stays paused afterwards, for a switchover. Raises ConnectionLost,
+        WireError.
         """
         parts = self._parts
         began = time.monotonic()

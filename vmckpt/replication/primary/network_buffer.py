@@ -228,7 +228,10 @@ class Buffers:
         self.new_cards.connect()
 
     def _add_buffer(self, one: Filter, *, on: bool, before: Filter | None = None) -> None:
-        """Add a buffer that packets pass right after `before`; None: before all other filters."""
+        """Add a buffer that packets pass right after `before`; None: before all other filters.
+
+        `on`: whether it buffers now.
+        """
         what: dict[str, object] = {
             "qom-type": "filter-buffer", "interval": round(self._interval * 1e6),
             "status": "on" if on else "off",

@@ -28,7 +28,8 @@ class PacingTerms:
     """The limits that the operator sets. Raises ValueError for impossible values."""
 
     interval: Seconds | None
-    """None: automatic, and as short as `slowdown` permits while the guest is sending."""
+    """Fixed interval; None: automatic, as short as `slowdown` permits while the guest is sending.
+    """
     floor: Seconds = Seconds(0.02)
     ceiling: Seconds = Seconds(10.0)
     slowdown: float = 0.10

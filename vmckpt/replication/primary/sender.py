@@ -65,7 +65,7 @@ class Sender:
         """Send the device state, as a difference from the previous one, and the end of the epoch.
 
         `previous`: the state that the backup has; None: unknown. `base`: the last acknowledged
-        epoch. `taken`: when the epoch was captured, by time.time(). Raises ConnectionLost.
+        epoch. `final`, `taken`: see EpochEnd. Raises ConnectionLost.
         """
         self._part(DeviceState(epoch=number, data=page_codec.encode_state(epoch.state, previous)))
         seal = EpochEnd(

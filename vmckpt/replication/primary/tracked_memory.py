@@ -44,8 +44,10 @@ HOT = 64 * MIB >> 12
 """Default maximum number of pages whose last sent content is kept, so that only differences are
 sent."""
 HOT_MOVE = 1024 * MIB >> 12
-"""The same for a migration by epochs, which must catch up with the guest. The memory is allocated
-as it is used."""
+"""The same maximum for a migration by epochs, which must catch up with the guest.
+
+The memory is allocated as it is used.
+"""
 _ARENA = 64 * MIB >> 12
 """Pages for which memory is kept from one epoch to the next."""
 _NONE: Numbers = np.zeros(0, dtype=np.intp)
@@ -172,7 +174,10 @@ class TrackedMemory:
             block.stale[numbers(runs)] = True
 
     def _changed(self, index: int) -> Changed:
-        """Copy the stale pages of the paused guest."""
+        """Copy the stale pages of the paused guest.
+
+        Returns these pages. `index`: number of the block.
+        """
         block = self._blocks[index]
         found = np.flatnonzero(block.stale)
         if len(block.arena) < len(found) <= _ARENA:

@@ -37,7 +37,7 @@ class Facts:
     folder: str
     rules: Rules = field(default_factory=Rules)
     resumable: Resumable | None = None
-    """None: the guest is never paused for an epoch, for example because it is a standby."""
+    """How to resume the guest; None: it is never paused for an epoch (a standby, for example)."""
     pair: bool = False
     """The watchdog keeps a spare watchdog running."""
 

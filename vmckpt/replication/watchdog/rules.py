@@ -237,7 +237,7 @@ class SpareSeen:
     looked: float
     """When the active watchdog last ran a cycle."""
     woke: float
-    """As in `WatchdogFacts`."""
+    """End of the last gap in which the spare could not run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Meeting:
 
     members: frozenset[str]
     phase: Phase | None = Phase.READY
-    """None: all members have reached the last phase."""
+    """The phase that is awaited; None: all members have reached the last phase."""
     since: float
     """When all members had reached the previous phase."""
     here: frozenset[str] = frozenset()

@@ -47,7 +47,7 @@ async def run_hook(command: str, environment: Mapping[str, str], stop: asyncio.E
 
 
 def hook_complaint(command: str, status: int, *, links_down: bool) -> str:
-    """Return the message for a hook that failed. Pure."""
+    """Return the message for a hook that failed. `links_down`: the fork's links stay down. Pure."""
     links = "; its network links stay down" if links_down else ""
     return (
         f"the guest was restored, but its on_restore hook failed ({command!r}: {in_words(status)})"

@@ -218,7 +218,10 @@ def _chunks(work: _Work) -> dict[str, int]:
 
 
 def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -> NameSet:
-    """Fetch missing chunks from one store. Returns the chunks that are still missing."""
+    """Fetch missing chunks from one store.
+
+    `encrypted`: whether the chunks are encrypted. Returns the chunks that are still missing.
+    """
     with work.store.receiver(encrypted=encrypted) as receiver:
         done = 0
         try:

@@ -119,7 +119,8 @@ def misfits(private: Private, lengths: Lengths) -> Iterator[str]:
 
 
 def _too_short(region: RegionMap, lengths: Lengths) -> int:
-    """Count units beyond the end of their chunk, or in a chunk of another unit size."""
+    """Return how many units are beyond the end of their chunk, or in a chunk of another unit size.
+    """
     unit, count = UNIT[region.kind], 0
     for start in range(0, len(region.map), _BLOCK):
         part = region.map[start : start + _BLOCK]

@@ -54,11 +54,14 @@ class Index:
     """The index of a pack."""
 
     generation: int
-    """0 for a writer's pack. For a rewritten pack, 1 more than the highest generation of the packs
-    from which it was rewritten."""
+    """How often the chunks were rewritten.
+
+    0 for a writer's pack; for a rewritten pack, 1 more than the highest generation of the packs
+    from which it was rewritten.
+    """
     rows: Rows
     foreign: bool = False
-    """True: the chunks came from another store and could not be compared with their names."""
+    """Whether the chunks came from another store and could not be compared with their names."""
 
 
 def key_of(pack: str) -> str:
@@ -79,12 +82,12 @@ def box_hash(box: bytes | memoryview) -> bytes:
 
 
 def header(nonce: bytes, *, foreign: bool = False) -> bytes:
-    """Return the first bytes of a pack. `nonce` is 16 random bytes."""
+    """Return the first bytes of a pack. `nonce` is 16 random bytes; `foreign`: see `Index`."""
     return _HEADER.pack(_BEGIN, _version(foreign), 0, nonce)
 
 
 def tail(rows: Rows, generation: int, *, foreign: bool = False) -> bytes:
-    """Return the last bytes of a pack: index and footer."""
+    """Return the last bytes of a pack: index and footer. `generation`, `foreign`: see `Index`."""
     index, version = rows.tobytes(), _version(foreign)
     return index + _FOOTER.pack(
         _index_hash(index, generation, version), len(rows), generation, version, 0, _END
@@ -100,7 +103,10 @@ def encode(
     boxes: list[tuple[bytes, bytes, int]], nonce: bytes, generation: int = 0, *,
     foreign: bool = False,
 ) -> bytes:  # fmt: skip
-    """Build a complete pack from sealed chunks, given as (name, sealed chunk, plain length)."""
+    """Build a complete pack from sealed chunks, given as (name, sealed chunk, plain length).
+
+    `nonce` is 16 random bytes. `generation`, `foreign`: see `Index`.
+    """
     parts, rows, at = [header(nonce, foreign=foreign)], [], HEADER
     for name, box, plain in boxes:
         rows.append(row(name, at, box, plain))
