@@ -68,8 +68,7 @@ def guests(ctx: typer.Context) -> Iterable[str]:
 
 @_quietly
 def jobs(_: typer.Context) -> Iterable[str]:
-    """Return the running jobs and their guests, for completion; if there are none, the latest jobs.
-    """
+    """Return running jobs and their guests, for completion; if there are none, the latest jobs."""
     from vmckpt.journal import jobs as journal_jobs
 
     with journal_jobs.open_journal(read_only=True) as journal:

@@ -47,8 +47,7 @@ class RegionDiff:
 
 
 def compare(before: Private, after: Private) -> tuple[RegionDiff, ...]:
-    """Return the changes of all regions, in the newer snapshot's order; removed regions come last.
-    """
+    """Return the changes of all regions, in the order of the newer snapshot, removed ones last."""
     table = _Table(before.chunks, after.chunks)
     gone = [old for old in before.regions if not _same_kind(old, after.region(old.name))]
     found = []

@@ -119,8 +119,7 @@ def misfits(private: Private, lengths: Lengths) -> Iterator[str]:
 
 
 def _too_short(region: RegionMap, lengths: Lengths) -> int:
-    """Return how many units are beyond the end of their chunk, or in a chunk of another unit size.
-    """
+    """Return how many units are beyond the end of their chunk, or in a chunk of another unit."""
     unit, count = UNIT[region.kind], 0
     for start in range(0, len(region.map), _BLOCK):
         part = region.map[start : start + _BLOCK]
