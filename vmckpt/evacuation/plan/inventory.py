@@ -361,8 +361,7 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
 
 
 def started(tenant: Tenant, guest: Guest) -> Tenant:
-    """Return the tenant of a guest that is off, with the memory and CPUs that it uses when running.
-    """
+    """Return the tenant of a guest that is off, with the memory and CPUs that it will use."""
     return replace(tenant, memory=Bytes(guest.memory + OVERHEAD), cpus=float(guest.vcpus))
 
 

@@ -119,7 +119,11 @@ def misfits(private: Private, lengths: Lengths) -> Iterator[str]:
 
 
 def _too_short(region: RegionMap, lengths: Lengths) -> int:
-    """Return how many units are beyond the end of their chunk, or in a chunk of another unit."""
+    """Return the number of units that do not fit into their chunk.
+
+    A unit does not fit if it is beyond the chunk's end, or if the chunk's size is not a multiple of
+    the unit's.
+    """
     unit, count = UNIT[region.kind], 0
     for start in range(0, len(region.map), _BLOCK):
         part = region.map[start : start + _BLOCK]
