@@ -57,7 +57,7 @@ class LabGuest:
     os: str = ""
     """`DEBIAN`; empty: the prover alone, which keeps the ledgers (assets/prover.c)."""
     more_addresses: tuple[str, ...] = ()
-    """Addresses of further NICs."""
+    """Addresses of the guest's further NICs."""
 
 
 def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:

@@ -27,9 +27,9 @@ class Where(StrEnum):
     FLEET = "fleet"
     JOBS = "jobs"
     MOVE = "move"
-    """One migration."""
+    """The screen of one migration."""
     DRAIN = "drain"
-    """One job for a whole host."""
+    """The screen of one job for a whole host."""
     PROTECTION = "guard"
     """The list of protections, and the screen of a single protection."""
     SNAPSHOTS = "snapshots"
@@ -43,7 +43,7 @@ class Model:
 
     fleet: FleetNow = field(default_factory=lambda: FleetNow(at=0.0))
     jobs: Sequence[JobView] = ()
-    """Active jobs first."""
+    """All jobs, active jobs first."""
     protections: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({})
     )

@@ -36,7 +36,7 @@ class DebianImage:
     """The files that a Debian guest boots from. Guests write to overlays of `disk`."""
 
     disk: Path
-    """A qcow2 image."""
+    """The file system, a qcow2 image."""
     kernel: Path
     initrd: Path
 
@@ -118,7 +118,8 @@ def _set_up(tree: Path) -> None:
 
 
 def _apart(words: list[str], failure: str) -> None:
-    """Run a command in its own mount and PID namespaces, so that nothing of it outlives it.
+    """Run a command in its own mount and PID namespaces, so that it leaves no process or mount
+    behind.
 
     `failure`: the beginning of the error. Raises LabError with one line if the command fails, and
     writes its output to a file.

@@ -49,7 +49,7 @@ class Scene:
     source: str
     target: str
     other: str
-    """A third host."""
+    """A third host, neither source nor target."""
     order: tuple[str, ...]
     """Options of the migrate command, in addition to guest and target."""
     state: Path

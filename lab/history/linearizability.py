@@ -105,7 +105,7 @@ def check(
     *,
     most: int = MOST_CONFIGURATIONS,
 ) -> Verdict:
-    """Check operations against a model.
+    """Check operations against a model, and return the verdict.
 
     `over`: returns whether the time limit has passed. `most`: memory limit, in configurations per
     part. If a part is not linearizable, the history is not, even if other parts are unknown.

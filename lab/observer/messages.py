@@ -26,7 +26,7 @@ class Message:
     number: int = 0
     """The highest number whose record is on the guest's disk."""
     clock_ns: int = 0
-    """The guest's monotonic clock."""
+    """Time by the guest's monotonic clock, in nanoseconds."""
     pages_written: int = 0
     memory_errors: int = 0
     disk_errors: int = 0

@@ -21,7 +21,7 @@ class Happening:
     """An event of an operation, or the operation's beginning or end."""
 
     at: float
-    """Seconds since 1970."""
+    """When the event occurred, in seconds since 1970."""
     kind: str
     """"began", "ended", or the kind of an event: "decided", "phase-changed", …"""
     operation: Operation

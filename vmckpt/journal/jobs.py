@@ -301,8 +301,8 @@ def control(
 
     `direct`: the function that carries out the request if the controller of a migration is dead.
     Raises BadInput if there is no such job, or the job has ended or has no controller. Raises
-    OrphanedJobs if no controller took the request, so that nothing was done. Raises OutcomeUnknown
-    if a controller took the request but did not answer. Raises JournalError.
+    OrphanedJobs if no controller took the request, so nothing was done. Raises OutcomeUnknown if a
+    controller took the request but did not answer. Raises JournalError.
     """
     operation = journal.operation(job)
     if not operation.active:

@@ -26,7 +26,7 @@ class Held:
     host: str
     job: str
     since: float
-    """Seconds since 1970."""
+    """When the maintenance began, in seconds since 1970."""
     asked_by: str
     why: str
 

@@ -43,9 +43,9 @@ class RequestKind(StrEnum):
     """The requests that can be sent to a running operation, and their arguments."""
 
     BANDWIDTH = "bandwidth"
-    """{"bytes_per_second": number or null}; null: no limit."""
+    """Change the bandwidth limit: {"bytes_per_second": number or null}; null: no limit."""
     MAX_DOWNTIME = "max-downtime"
-    """{"seconds": number}."""
+    """Change the maximum downtime: {"seconds": number}."""
     POSTCOPY = "postcopy"
     CANCEL = "cancel"
     PAUSE = "pause"

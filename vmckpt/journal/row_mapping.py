@@ -65,7 +65,7 @@ def controller(row: RowMapping) -> ControllerIdentity:
 
 
 def operation(row: RowMapping) -> Operation:
-    """Convert a row of `operations`."""
+    """Convert a row of `operations` to a record."""
     return Operation(
         id=row["id"],
         kind=row["kind"],
@@ -95,17 +95,17 @@ def request(row: RowMapping) -> Request:
 
 
 def stored_event(row: RowMapping) -> StoredEvent:
-    """Convert a row of `events`."""
+    """Convert a row of `events` to a record."""
     return StoredEvent(seq=row["seq"], at=Seconds(row["at"]), kind=row["kind"], values=row["data"])
 
 
 def stored_sample(row: RowMapping) -> StoredSample:
-    """Convert a row of `samples`."""
+    """Convert a row of `samples` to a record."""
     return StoredSample(seq=row["seq"], at=Seconds(row["at"]), values=row["data"])
 
 
 def stored_step(row: RowMapping) -> StoredStep:
-    """Convert a row of `steps`."""
+    """Convert a row of `steps` to a record."""
     return StoredStep(
         seq=row["seq"],
         name=row["name"],
@@ -118,5 +118,5 @@ def stored_step(row: RowMapping) -> StoredStep:
 
 
 def stored_forecast(row: RowMapping) -> StoredForecast:
-    """Convert a row of `forecasts`."""
+    """Convert a row of `forecasts` to a record."""
     return StoredForecast(made_at=row["made_at"], values=row["data"])

@@ -191,7 +191,7 @@ def _second(connection: Connection) -> None:
 
 
 MIGRATIONS: Sequence[Callable[[Connection], None]] = (_second,)
-"""The first migrates version 1 to version 2, and so on."""
+"""Functions that migrate the tables: the first migrates version 1 to version 2, and so on."""
 
 
 def version(connection: Connection) -> int | None:

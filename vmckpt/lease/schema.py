@@ -70,7 +70,7 @@ REVOKE ALL ON ALL TABLES IN SCHEMA vmckpt_lease FROM PUBLIC;
 UPGRADE = """
 ALTER TABLE vmckpt_lease.lease ADD COLUMN timeline text, ADD COLUMN synchronous boolean;
 """
-"""Upgrade from layout 1."""
+"""Statements that upgrade the tables from layout 1."""
 
 _HEAD = "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, vmckpt_lease, pg_temp"
 

@@ -36,11 +36,15 @@ class Replayed:
     decided: tuple[Planned, ...]
     """Actions on the recorded samples, including the first that differs."""
     differs_at: Seconds | None
-    """Seconds since the migration began; None if the policy would have acted as recorded."""
+    """When the policy differs, in seconds since the migration began; None if it would have acted as
+    recorded.
+    """
     recorded: str | None
     """The action that was recorded at that point; None if there was none."""
     then: Simulated | None
-    """The simulated rest; None if nothing differs, or too little was recorded to simulate it."""
+    """The simulated rest of the migration; None if nothing differs, or too little was recorded to
+    simulate it.
+    """
 
     def as_json(self) -> dict[str, Any]:
         then = self.then

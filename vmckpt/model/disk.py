@@ -43,7 +43,7 @@ class Image:
     options: str
     """Options for `qemu-img create -o`, to create a copy with the same features."""
     mode: str
-    """Permissions, in octal."""
+    """Permissions of the file, in octal."""
     backing: str | None = None
     data_file: str | None = None
     snapshots: int = 0
@@ -85,7 +85,7 @@ class DiskCopy:
     name: str
     source: str
     path: str
-    """Path on the target."""
+    """Path of the copy on the target."""
     format: str
     size: Bytes
     needed: Bytes
@@ -231,7 +231,7 @@ class Checkpoint:
     name: str
     parent: str | None
     made_at: int
-    """Seconds since 1970."""
+    """When the checkpoint was created, in seconds since 1970."""
     disks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Name of the bitmap of each disk that has one, by the disk's name."""
 

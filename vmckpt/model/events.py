@@ -61,7 +61,7 @@ class Copied:
     """Progress of a snapshot."""
 
     phase: str
-    """"capture" or "store"."""
+    """What is being done: "capture" or "store"."""
     done: Bytes
     total: Bytes | None
     """The total number of bytes; None: unknown."""

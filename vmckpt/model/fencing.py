@@ -68,7 +68,7 @@ class FenceTopology:
     """The devices that can power a host off: levels, in the order in which they are tried."""
 
     levels: tuple[tuple[FenceDevice, ...], ...]
-    """No level is empty."""
+    """The devices of each level; no level is empty."""
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:

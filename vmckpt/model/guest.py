@@ -200,7 +200,7 @@ class Copies:
 
     @property
     def text(self) -> str:
-        """Description in one line."""
+        """A description of the copies in one line."""
         told = f": {self.why}" if self.why else ""
         return f"{self.guest} is running on {' and '.join(self.hosts)}{told}"
 
@@ -298,7 +298,7 @@ class FleetNow:
     """All hosts, and the guests of those that answer."""
 
     at: float
-    """Seconds since 1970."""
+    """The time of this state, in seconds since 1970."""
     hosts: tuple[HostNow, ...] = ()
     guests: tuple[GuestNow, ...] = ()
     copies: tuple[Copies, ...] = ()
@@ -315,7 +315,7 @@ class SnapshotNow:
     guest: str = ""
     guest_uuid: str = ""
     made_at: float = 0.0
-    """Seconds since 1970."""
+    """When the snapshot was taken, in seconds since 1970."""
     memory: Bytes = Bytes(0)
     disks: Bytes = Bytes(0)
     new: Bytes = Bytes(0)

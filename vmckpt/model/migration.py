@@ -275,7 +275,7 @@ class MemorySeen:
     """A guest's memory, estimated from a sample of its pages."""
 
     size: Bytes
-    """The guest's memory."""
+    """Size of the guest's memory."""
     resident: float
     """Bytes that the host has allocated, including swapped pages."""
     in_use: float

@@ -38,7 +38,7 @@ class Page:
     """Identifies the problem; its alerts "firing" and "resolved" have the same key."""
     state: State
     at: float
-    """Seconds since 1970."""
+    """The time of the alert, in seconds since 1970."""
     trouble: Trouble
 
     def as_json(self) -> dict[str, Any]:

@@ -261,7 +261,7 @@ Rate = Annotated[
     _text(f"({_RATE}|unlimited)", "200MiB/s", "1gbit", "unlimited"),
 ]
 Part = Annotated[float, BeforeValidator(_part), _one_of(_PERCENT, "4%")]
-"""A share below one."""
+"""A share below one, such as "4%"."""
 Ratio = Annotated[float, BeforeValidator(_ratio), _one_of(_PERCENT, "80%")]
 """A share that may exceed 1."""
 TimeUsedValue = Annotated[

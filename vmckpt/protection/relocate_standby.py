@@ -68,7 +68,7 @@ class Relocation:
 
     @property
     def words(self) -> str:
-        """The equivalent command."""
+        """The command that has the same effect."""
         terms = self.terms
         every = "auto" if terms.interval is None else show_seconds(terms.interval).replace(" ", "")
         how = f"--failover {terms.failover} --interval {every}"

@@ -52,7 +52,7 @@ class Look:
     behind_s: float | None
     """What would be lost if the host died now (RPO), in seconds."""
     pause_s: float | None
-    """Median of the pauses."""
+    """Median of the guest's pauses, in seconds."""
     interval_s: float | None
     interval_why: str | None
     output_delay_s: float | None

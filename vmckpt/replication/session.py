@@ -107,7 +107,7 @@ class Disk:
     target: str
     """The disk's name in the guest, for example "vda"."""
     size: int
-    """Size in bytes."""
+    """Size of the disk, in bytes."""
     path: str
     """Path of the disk's image on this host."""
     format: str

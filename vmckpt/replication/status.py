@@ -149,7 +149,7 @@ class PrimaryStatus:
     def epoch(
         self, number: int, epoch: Epoch, *, size: int, busy: Seconds, sending: Seconds, lost: int
     ) -> None:
-        """Record a committed epoch.
+        """Record a committed epoch. `number`: its number.
 
         `size`: bytes sent for the epoch; `busy`: time from the capture to the acknowledgement;
         `sending`: time from the capture until everything was sent; `lost`: total number of packets

@@ -43,7 +43,7 @@ _FLAGS = (
     "yes", "dry-run", "json", "observe", "partly", "planned", "host-is-off", "fence", "test",
     "end-test", "lost-journal",
 )  # fmt: skip
-"""Options without a value."""
+"""Options that have no value."""
 _CODES = {Outcome.COMPLETED: 0, Outcome.CANCELLED: 130}
 _FAILED = {"migrate": 20, "evacuate": 26}
 

@@ -166,7 +166,7 @@ class _Archive:
     size: int = 0
 
     def add(self, name: str, body: bytes) -> None:
-        """Write an object."""
+        """Write an object to the archive. `name`: its name there."""
         for part in (_head(name, len(body), self.made_at), body, bytes(-len(body) % _BLOCK)):
             self.file.write(part)
             self.size += len(part)

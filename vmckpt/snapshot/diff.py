@@ -38,7 +38,7 @@ class RegionDiff:
 
     @property
     def size(self) -> Bytes:
-        """Bytes that differ."""
+        """Number of bytes that differ."""
         return Bytes(self.changed * UNIT[self.kind])
 
     @property

@@ -39,7 +39,7 @@ class PackInfo:
     size: int
     """Size of the pack's object in bytes."""
     foreign: bool = False
-    """See `format.pack`."""
+    """Whether this is a foreign pack; see `format.pack`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Index:
         return sum(len(run) for run in self.runs)
 
     def add(self, info: PackInfo, rows: Rows) -> None:
-        """Add a new pack."""
+        """Add a new pack. `rows`: its index."""
         self.runs.append(Run.of([(info, rows)]))
         # Each run has at least twice as many rows as the next run. This keeps both the number of
         # runs and the number of merges small. Large runs are not merged, because a merge takes

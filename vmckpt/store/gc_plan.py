@@ -42,7 +42,7 @@ class PackUse:
     0: the pack is not needed."""
     condemned: bool
     foreign: bool = False
-    """See `format.pack`."""
+    """Whether this is a foreign pack; see `format.pack`."""
 
 
 @dataclass(frozen=True, slots=True)

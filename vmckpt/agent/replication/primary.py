@@ -277,9 +277,9 @@ def found_filters(
 ) -> tuple[Buffers, bool]:
     """Take over the guest's network filters from an earlier agent.
 
-    Returns the filters, and whether all of them exist, so that all output is buffered. If a filter
-    is missing, the other filters release no output, since the standby may still take over. `alone`:
-    the guest is running unprotected, so the filters are removed. Raises HypervisorError.
+    Returns the filters, and whether all of them exist; only then is all output buffered. If a
+    filter is missing, the other filters release no output, since the standby may still take over.
+    `alone`: the guest is running unprotected, so the filters are removed. Raises HypervisorError.
     """
     filters = Buffers(monitor, session.cards, folder, session.owner)
     held = network_buffer.there(monitor, session.cards) and not alone

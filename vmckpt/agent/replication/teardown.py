@@ -170,8 +170,7 @@ def watchdog_kill_reason(folder: Path) -> str | None:
 
 
 def _lease_ended(folder: Path) -> str | None:
-    """Return a reason if the lease has expired by now, so that the kernel may have killed QEMU, or
-    None.
+    """Return a reason if the lease has expired, so the kernel may have killed QEMU; otherwise None.
 
     The kernel records nothing when its timer kills QEMU, and only QEMU's parent gets the exit
     status. Therefore a QEMU that died earlier, while no agent was running, looks the same.

@@ -38,7 +38,7 @@ class Progress:
     """The state of a capture while the guest runs."""
 
     rounds: int
-    """Completed rounds."""
+    """Number of completed rounds."""
     remaining: int
     """Pages that were written and not copied since."""
     before: int

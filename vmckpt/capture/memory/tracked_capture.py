@@ -57,7 +57,7 @@ class Earlier:
     """The previous snapshot of the guest in a store, of which unchanged pages are kept."""
 
     number: int
-    """Number of its capture."""
+    """Number of the capture from which the snapshot was made."""
     around: Callable[[str, Flags], Flags]
     """Returns which pages of a block to copy, given the block's name and its written pages."""
 

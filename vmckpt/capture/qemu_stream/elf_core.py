@@ -33,7 +33,7 @@ class Stretch:
     block: str
     offset: int
     start: int
-    """Guest-physical address."""
+    """Guest-physical address at which the stretch starts."""
     size: int
 
 

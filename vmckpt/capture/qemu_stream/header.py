@@ -54,7 +54,7 @@ class Reader:
 
     @property
     def offset(self) -> int:
-        """The current offset in the whole stream."""
+        """The current offset from the start of the stream."""
         return self._base + self.at
 
     def raw(self, length: int) -> bytes:

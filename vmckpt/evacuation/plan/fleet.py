@@ -41,7 +41,7 @@ class Tenant:
     apart: frozenset[str] = frozenset()
     """Anti-affinity groups: two guests of the same group may not share a host."""
     priority: int = 0
-    """Higher priorities move first."""
+    """Guests with a higher priority move first."""
     stays: str | None = None
     """Why the guest cannot be moved; None if it can."""
     prefers: frozenset[tuple[str, str]] = frozenset()

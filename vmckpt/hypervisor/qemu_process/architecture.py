@@ -36,7 +36,7 @@ class Request:
     blocked: int
     """The thread's mask of blocked signals."""
     floating: bytes
-    """Its floating-point registers: NT_PRFPREG."""
+    """The thread's floating-point registers, as NT_PRFPREG."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Architecture:
         return struct.pack(f"<{len(self.names)}Q", *(registers[name] for name in self.names))
 
     def unpack(self, content: bytes) -> Registers:
-        """Parse NT_PRSTATUS."""
+        """Parse NT_PRSTATUS, and return the registers by name."""
         values = struct.unpack_from(f"<{len(self.names)}Q", content)
         return dict(zip(self.names, values, strict=True))
 

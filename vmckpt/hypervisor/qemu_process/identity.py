@@ -25,7 +25,7 @@ _LIBRARY = Path("/var/lib/libvirt/qemu")
 """A directory whose owner is QEMU's user, as set by libvirt."""
 _DELETED = " (deleted)"
 _LAST_PID = 1 << 22
-"""Linux's PID_MAX_LIMIT."""
+"""The highest process ID that Linux permits (PID_MAX_LIMIT)."""
 _ENDED = (errno.ENOENT, errno.ESRCH)
 """Errors from /proc files that mean that the process has terminated."""
 

@@ -32,8 +32,8 @@ _OPENING = Seconds(0.02)
 def create(process: HeldProcess) -> int:
     """Create a userfaultfd for a process's memory. Returns a descriptor in the calling process.
 
-    The userfaultfd reports only faults in user mode, so that the process needs no privileges. The
-    kernel resolves write-protection faults itself, in both modes, if WP_ASYNC is enabled.
+    The userfaultfd reports only faults in user mode, so the process needs no privileges. The kernel
+    resolves write-protection faults itself, in both modes, if WP_ASYNC is enabled.
 
     Raises CannotInject; OSError if the kernel refuses the userfaultfd, or its duplication.
     """

@@ -104,7 +104,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How good a forecast was. None: nothing to compare."""
+    """How good a forecast was. A field is None if there is nothing to compare."""
 
     total: Mark | None
     downtime: Mark | None

@@ -83,7 +83,7 @@ class Planned:
     """An action that the policy would take."""
 
     at: Seconds
-    """Time since the order."""
+    """Time from the order to the action."""
     action: str
     rule: str
     reason: str

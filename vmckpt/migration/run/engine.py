@@ -181,7 +181,10 @@ class Migration:
         )
 
     async def resume(self, order: MoveOrder) -> Ending:
-        """Resume a post-copy that broke under another controller, with its original `order`."""
+        """Resume a post-copy that broke under another controller, with its original `order`.
+
+        Returns the result.
+        """
         if not self._progress.samples:
             self._progress.begin(_now())
         self._done = dataclasses.replace(self._done, switched=True)
@@ -190,7 +193,10 @@ class Migration:
         return await self._ending(order, await self._recover(order, broken))
 
     async def adopt(self, order: MoveOrder) -> Ending:
-        """Take over a migration that libvirt drives and whose controller is gone."""
+        """Take over a migration that libvirt drives and whose controller is gone.
+
+        Returns the result.
+        """
         self._progress.join(_now())
         self._tell.decide("take over the migration", "the previous controller is gone", "recover")
         while True:

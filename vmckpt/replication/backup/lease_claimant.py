@@ -12,8 +12,9 @@ from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
 _LOOKS = 4
-"""Reads of the lease per lifetime of a renewal: a host may take over only if it has observed the
-holder without a gap."""
+"""How often the lease is read per lifetime of a renewal: a host may take over only if it has
+observed the holder without a gap.
+"""
 _TURN = Seconds(0.02)
 _TOKEN = "token"
 

@@ -81,7 +81,7 @@ class Sink(Protocol):
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """Size of the disk, in bytes."""
         ...
 
     def write(self, offset: int, data: memoryview, /) -> object: ...

@@ -90,7 +90,7 @@ _log: _Log
 
 
 def config(key: str, value: str) -> None:
-    """Take one parameter."""
+    """Take one parameter of the command line."""
     if key not in _KEYS:
         raise ValueError(f"unknown parameter {key}")
     _told[key] = value

@@ -45,7 +45,7 @@ class Readable(Protocol):
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """Size of the disk, in bytes."""
         ...
 
     def read_many(self, pieces: Iterable[tuple[int, int]], /) -> Iterator[Piece]:

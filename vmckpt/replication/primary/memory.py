@@ -40,7 +40,7 @@ class ProtectedMemory(Protocol):
         """Start to find changes, if that has not happened yet. Call this before all others."""
 
     def prepare(self) -> None:
-        """Do what can be done before the pause."""
+        """Prepare the search as far as possible before the pause."""
 
     def begin(self) -> Comparison[list[Changed]]:
         """Start the search for changed pages of the paused guest, one entry for each block.

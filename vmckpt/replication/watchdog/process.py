@@ -158,7 +158,7 @@ class Watchdog:
         self._trigger, self._signs = Trigger(facts, qemu), systemd_unit.Signs()
         self._agent: HeldProcess | None = None
         self._known = 0
-        """The agent's identity."""
+        """The `shared_page.identity` of the agent."""
         self._told = 0
         """The agent's identity as last read from the page."""
         self._agent_since: float = boottime()

@@ -34,7 +34,7 @@ class Cutting:
         self.stop = asyncio.Event()
         """Set when the agents have to give up, for any reason."""
         self.failure: VmckptError | None = None
-        """The first error."""
+        """The first error; None: no error has occurred."""
         self._asked, self._clock = stop, clock
         self._meeting = Meeting(members=members, since=clock())
         self._moved = asyncio.Condition()

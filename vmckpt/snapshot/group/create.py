@@ -51,7 +51,7 @@ def listening(caller: Caller) -> Callable[[str], Caller]:
 
 
 _GRACE = Seconds(40.0)
-"""How long an agent may take to undo its capture; QEMU 7.2 sends the whole memory first."""
+"""How long an agent may take to undo its capture; QEMU 7.2 sends all memory first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,9 @@ Map = NDArray[np.uint32]
 SLOTS = 64
 ZERO = np.uint32(0xFFFFFFFF)
 MOST_CHUNKS = int(ZERO) // SLOTS
-"""2^26 - 1 chunks: 16 TiB of memory or 64 TiB of disk in one snapshot."""
+"""Maximum number of chunks, 2^26 - 1: 16 TiB of memory or 64 TiB of disk in one snapshot."""
 BLOCK = 1 << 20
-"""Units per block; see `blocks`."""
+"""Units per block of an encoded map; see `blocks`."""
 
 
 class Kind(StrEnum):

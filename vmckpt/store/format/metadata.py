@@ -177,7 +177,7 @@ class FileRow:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     name: Word
-    """"nvram" or "tpm/…"."""
+    """Name of the file: "nvram" or "tpm/…"."""
     size: Count
 
 
