@@ -127,7 +127,7 @@ def _output(seen: View) -> Entry:
 
 
 def audit(lab: LabPlan, name: str) -> Audit:
-    """Check a guest's ledgers now.
+    """Check a guest's ledgers now, and return the verdicts.
 
     Raises LabError if the guest does not answer, or is not on exactly one host.
     """

@@ -111,7 +111,10 @@ def _after(scene: Scene, injury: Injury, *, killed: bool) -> End | None:
 
 
 def _arrives(scene: Scene) -> bool:
-    """Wait until the guest is running on the target. Returns whether the source QEMU exists."""
+    """Wait until the guest is running on the target.
+
+    Returns whether the source QEMU still exists; False also if the guest never runs on the target.
+    """
     assert scene.controller is not None
     census, first = Census(scene.plan), dict[QemuCopy, int]()
     give_up = Deadline(_TO_THE_MOMENT)

@@ -54,9 +54,10 @@ print(bundle.vmckpt.__version__)'
 """
 )
 # Carries out an order: passes the session to the agent that waits on the host, or starts an agent,
-# which then waits for further orders. Tells the controller if there is none. $1: the relay's text;
-# $2: our version; $3, $4: our interpreter and boot ID, as for _FIND; $5: seconds to wait;
-# $6: the key of our interpreter's agent; $7, $8: launcher and key of an installed bundle, or empty.
+# which then waits for further orders. Reports to the controller if there is no agent.
+# $1: the relay's text; $2: our version; $3, $4: our interpreter and boot ID, as for _FIND;
+# $5: seconds to wait; $6: the key of our interpreter's agent; $7, $8: launcher and key of an
+# installed bundle, or empty.
 _START = (
     PROGRAMS
     + r"""

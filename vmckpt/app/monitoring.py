@@ -185,7 +185,7 @@ class Monitor:
             return
         self._due.extend(pages)
         if not self._due or (whose := await self.whose()) is LeaseOwner.UNSURE:
-            return  # the pages are kept: a page sent twice is better than a lost page
+            return  # alerts are kept: a duplicate is better than a lost alert
         if whose is LeaseOwner.OURS:
             for page in self._due:
                 for poster in self._posters:

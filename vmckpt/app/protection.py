@@ -1,4 +1,4 @@
-"""Protect guests: start, stop, fail over, test and report protections."""
+"""Protect guests: start, stop, fail over and test protections, and report their status."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -68,7 +68,7 @@ async def run(
     async with AsyncExitStack() as around:
         around.push_async_callback(claims.end)
         if wishes != NOBODY:
-            # Loaded only by a service that exports metrics or sends pages.
+            # Loaded only by a service that exports metrics or sends alerts.
             from vmckpt.app.monitoring import Monitor  # noqa: PLC0415
 
             whose = functools.partial(asyncio.to_thread, claims.owner_of, PAGES)

@@ -244,7 +244,7 @@ class Run:
         ended = [one for one in self._moves if one.done()]
         good = [self._end(self._moves.pop(one), one.result()) for one in ended]
         for move, work in self._ahead.ended():
-            # A move that fails before its turn counts as begun.
+            # A move that fails before it is permitted to begin counts as begun.
             self._state = states.begins(self._state, [move])
             good.append(self._end(move, work.result()))
         last = not self._state.waiting or self._state.hoping

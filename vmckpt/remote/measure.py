@@ -65,7 +65,7 @@ def _number(value: object, most: float) -> float:
 
 
 def memory_seen(answer: dict[str, Any], size: Bytes) -> MemorySeen:
-    """Parse the sampler's answer. `size`: the guest's memory.
+    """Parse the sampler's answer. `size`: the guest's memory in bytes.
 
     Raises ValueError, TypeError or LookupError if the answer is invalid.
     """
@@ -78,7 +78,7 @@ def memory_seen(answer: dict[str, Any], size: Bytes) -> MemorySeen:
     flips_used = sum(a != b for a, b in pairwise(used))
 
     def error(flips: float) -> float:
-        """Return two standard deviations of a systematic sample.
+        """Return two standard deviations, in bytes, of a systematic sample.
 
         `flips`: how often neighbours differ. Successive-difference estimator (Wolter, Introduction
         to Variance Estimation, chapter 8): the variance of a count is half the sum of squared
@@ -105,7 +105,11 @@ def memory_seen(answer: dict[str, Any], size: Bytes) -> MemorySeen:
 
 
 def _tail(used: str, each: float) -> tuple[tuple[float, float], ...]:
-    """Return (length, bytes in use) for parts at the end of memory; lengths grow by half."""
+    """Return pairs (length, bytes in use) for parts at the end of memory; lengths grow by half.
+
+    `used`: for each sample, in order of address, "1" if it is in use, else "0". `each`: bytes that
+    a sample stands for.
+    """
     found, distance = [], 1
     while distance < len(used):
         found.append((distance * each, used.count("1", len(used) - distance) * each))

@@ -76,7 +76,7 @@ def _memory_facts(monitor: QmpMonitor, process: HeldProcess, finder: str) -> dic
     except CannotTrack as exc:
         cost = EpochCost(finder=Finder.COMPARE, why=exc.message)
     else:
-        tracker.end(monitor.guest)  # of its snapshots; the next one reads all memory
+        tracker.end(monitor.guest)  # the tracker of snapshots; the next one reads all memory
         cost = epoch_cost.measure(
             process, [one.range for one in (*found.guest, *found.private)],
             Finder(finder) if finder else None,

@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 """Called with the bytes of memory captured so far, and the total."""
 
 _TURN = 0.02
-# Number of turns between two queries of QEMU's migration status.
+# Number of iterations between two queries of QEMU's migration status.
 _TURNS_PER_LOOK = 10
 
 

@@ -17,9 +17,9 @@ MOST_PAGES = 1 << 16
 """Maximum number of pages that are copied in the last pause, to memory: 256 MiB."""
 MOST_ROUNDS = 6
 _WORTH = 0.7
-"""A round is worthwhile if at most this share of the pages before it remains after it."""
+"""Another round is worthwhile if the previous one left at most this share of the pages."""
 ASSUMED = 1 << 18
-"""Pages per second, before any have been copied: 1 GiB/s."""
+"""The assumed copy rate in pages per second, before any page was copied: 1 GiB/s."""
 
 
 class Step(Enum):

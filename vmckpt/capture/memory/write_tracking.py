@@ -173,7 +173,7 @@ class WriteTracking:
         try:
             _try_here()  # so that QEMU is not stopped if its kernel is too old
         except OSError as exc:
-            if exc.errno != errno.ENOSYS:  # else QEMU's own call tells
+            if exc.errno != errno.ENOSYS:  # else QEMU's own call decides
                 raise CannotTrack(pid, Why.OLD_KERNEL, exc.strerror or "") from exc
         try:
             self._descriptor = userfaultfd.create(self._process)

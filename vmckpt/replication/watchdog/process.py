@@ -39,7 +39,7 @@ OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log",
 PAGE = "page"
 _STAY = "--stay"
 _CURRENT, _FUTURE, _ON_FAULT = 1, 2, 4  # MCL_*, for mlockall(2)
-# If a turn is later than this, in seconds, load alone does not explain the delay: the agent could
+# If a cycle is later than this, in seconds, load alone does not explain the delay: the agent could
 # not run meanwhile either.
 _GAP = 0.5
 _ARMED = b"."

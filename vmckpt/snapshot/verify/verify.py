@@ -262,11 +262,11 @@ class Depth(StrEnum):
     """How thoroughly snapshots are verified."""
 
     SEALED = "sealed"
-    """Everything that can be verified without a private key."""
+    """Verify everything that can be verified without a private key."""
     OPENED = "opened"
-    """In addition, that each snapshot's private part can be opened and matches its chunks."""
+    """Also verify that each snapshot's private part can be opened and matches its chunks."""
     DEEP = "deep"
-    """In addition, that every chunk can be read and matches the maps."""
+    """Also verify that every chunk can be read and matches the maps."""
 
 
 @dataclass(frozen=True, slots=True)
