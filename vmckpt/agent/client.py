@@ -347,7 +347,7 @@ def sensible(host: Host) -> Iterator[None]:
     ) as exc:  # fmt: skip
         why = str(exc)[:80]
         raise RemoteError(
-            f"{host.name}: invalid message from its agent: {why!r}",
+            f"{host.name}: invalid message from vmckpt-agent: {why!r}",
             host=host.name,
             hint=f"install the same version of vmckpt on that host; run vmckpt doctor {host.name}",
         ) from exc

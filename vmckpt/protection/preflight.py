@@ -208,7 +208,7 @@ def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
         elif disk["kind"] not in ("file", "block"):
             yield _blocker(
                 "disk-kind", seen.guest,
-                f"{where} is a {disk['kind']} disk, neither a file nor a block device",
+                f"{where} has type {disk['kind']}; it is neither a file nor a block device",
                 "use an image file for the disk",
             )  # fmt: skip
         elif disk["format"] not in ("raw", "qcow2"):

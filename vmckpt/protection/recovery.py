@@ -141,7 +141,7 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
             truth=f"{guest} is protected: {_phase(ours)}",
             outcome=None,
             goes_on=True,
-            settle="its agents keep running; nothing to do",
+            settle="vmckpt's agents keep running; nothing to do",
         )
     if waits and not ours.runs:
         # Its host may have restarted: then the standby has the newest state of the guest.
@@ -208,4 +208,4 @@ def _taken_over(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) 
 
 
 def _phase(ours: ProtectionStatus) -> str:
-    return str(ours.phase or "its agent is restarting")
+    return str(ours.phase or "vmckpt's agent is restarting")

@@ -157,7 +157,7 @@ async def copy(source: Host, target: Host, what: Content, tell: Callable[[float]
         except RemoteError as exc:
             # The cause may be on either host. The error names the target, because a retry uses
             # another target.
-            why = f"{target.name}: incomplete copy of {what.path}: {exc.message}"
+            why = f"{target.name}: the copy of {what.path} is incomplete: {exc.message}"
             raise RemoteError(why, host=target.name, hint=exc.hint) from exc
 
 

@@ -85,7 +85,7 @@ async def test_nonsense_of_an_agent_is_one_line_that_names_its_host(
     liar: type[Liar], told: dict[str, Any]
 ) -> None:
     liar.said[:] = [told, {"done": {}}]
-    with pytest.raises(RemoteError, match=r"^liar: invalid message from its agent") as caught:
+    with pytest.raises(RemoteError, match=r"^liar: invalid message from vmckpt-agent") as caught:
         await carried_out([])
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -97,7 +97,7 @@ async def test_an_answer_that_is_nested_without_end_is_one_line(liar: type[Liar]
         told = {"median": told} if number % 2 else {"recent": [told]}
     liar.said[:] = [{"done": told}]
     with pytest.raises(
-        RemoteError, match=r"^liar: invalid message from its agent: .*nested too deeply"
+        RemoteError, match=r"^liar: invalid message from vmckpt-agent: .*nested too deeply"
     ):
         await protection_agent_client.order(HERE, "g", "ask")
 
@@ -223,7 +223,7 @@ async def test_an_answer_of_another_kind_is_as_no_answer(
 ) -> None:
     liar.said[:] = [{"done": told}]
     found = await protection_agent_client.status(HERE, "u")
-    assert "invalid message from its agent" in str(found.error)
+    assert "invalid message from vmckpt-agent" in str(found.error)
     liar.said[:] = [{"done": {"role": "primary", "epoch": 7, "rpo_s": 0.5, "median": None}}]
     assert (await protection_agent_client.status(HERE, "u")).told["epoch"] == 7
 
@@ -322,5 +322,5 @@ async def test_each_order_refuses_an_answer_of_another_kind(
     liar: type[Liar], order: str, field: str, lie: object
 ) -> None:
     liar.said[:] = [{"done": {**_GOOD[order], field: lie}}]
-    with pytest.raises(RemoteError, match=r"^liar: invalid message from its agent"):
+    with pytest.raises(RemoteError, match=r"^liar: invalid message from vmckpt-agent"):
         await protection_agent_client.order(HERE, "u", order)

@@ -69,7 +69,7 @@ BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
     ("disk-shared", "web1", disk(shareable=True), "web1's vda is shareable"),
     ("disk-unknown", "web1", disk(node=None), "size or node of web1's vda"),
     ("disk-unknown", "web1", disk(size=None), "size or node of web1's vda"),
-    ("disk-kind", "web1", disk(kind="network"), "web1's vda is a network disk"),
+    ("disk-kind", "web1", disk(kind="network"), "web1's vda has type network"),
     ("disk-format", "web1", disk(format="vmdk"), "web1's vda is vmdk"),
     ("room-short", "beta", replace(FINE, rooms=(room((1 << 30) - 1),)), "in /srv; the guest's"),
     (

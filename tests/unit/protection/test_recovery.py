@@ -85,7 +85,7 @@ def test_where_a_host_is_silent_nothing_is_ended(
 
 @pytest.mark.parametrize("theirs", [STANDS, BEGINS])
 @pytest.mark.parametrize(
-    ("ours", "how"), [(WORKS, "protecting"), (STARTS, "its agent is restarting")]
+    ("ours", "how"), [(WORKS, "protecting"), (STARTS, "vmckpt's agent is restarting")]
 )
 def test_a_guest_that_runs_and_has_a_standby_is_left_to_its_agents(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], how: str
@@ -95,7 +95,7 @@ def test_a_guest_that_runs_and_has_a_standby_is_left_to_its_agents(
 
     assert found.truth == f"web1 is protected: {how}"
     assert (found.outcome, found.did, found.goes_on) == (None, (), True)
-    assert found.settle == "its agents keep running; nothing to do"
+    assert found.settle == "vmckpt's agents keep running; nothing to do"
 
 
 @pytest.mark.parametrize("ours", [WORKS, STARTS])

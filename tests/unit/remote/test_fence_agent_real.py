@@ -107,8 +107,8 @@ async def test_a_host_with_one_supply_left_is_not_off(supplies: tuple[Bmc, Bmc])
     supplies[1].stick()
     line = await refused(fed_by(supplies))
     assert (
-        "fence_ipmilan (device 2 of 2): the host could not be switched off: the agent exited"
-        " with 1: " in line
+        "fence_ipmilan (device 2 of 2): the host could not be switched off: the fence agent"
+        " exited with 1: " in line
     )
     assert [one.is_on for one in supplies] == [False, True]
 

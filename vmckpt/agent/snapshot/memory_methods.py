@@ -109,7 +109,7 @@ def capture(
                 if after is None:
                     raise
                 warnings.append(f"method {choice.way} failed: {exc.message}")
-                choice = Choice(way=after, why=f"{choice.way} does not work for this guest")
+                choice = Choice(way=after, why=f"method {choice.way} failed")
 
 
 def _look(

@@ -153,11 +153,11 @@ def _choose(disk: DiskFacts, parent: Parent | None) -> Choice:
     if choice.how is How.LEFT_OUT or (disk.kind == "file" and disk.format != "luks"):
         return choice
     # Snapshots of any other disk can be browsed but not restored; the operator must be warned.
-    what = "an encrypted" if disk.kind == "file" else f"a {disk.kind}"
+    what = "an encrypted disk" if disk.kind == "file" else f"a disk of type {disk.kind}"
     return replace(
         choice,
         code="disk-not-restorable",
-        reason=f"{choice.reason}; {what} disk cannot be restored, only browsed",
+        reason=f"{choice.reason}; {what} cannot be restored, only browsed",
         expected=False,
         hint="use a qcow2 or raw file to make the disk restorable",
     )

@@ -133,7 +133,8 @@ def _named(disk: str | None, browse: "Browse") -> tuple[str, int | None]:
     if disk is None:
         if len(browse.disks()) != 1:
             raise BadInput(
-                f"{browse.public.id} has these disks: {', '.join(browse.disks()) or 'none'}",
+                f"no disk is selected; {browse.public.id} has these disks:"
+                f" {', '.join(browse.disks()) or 'none'}",
                 hint="select a disk with --disk",
             )
         return browse.disks()[0], None

@@ -109,8 +109,8 @@ _STRANDED = RecoveryDecision(
     acts=(RecoveryAction.START_SOURCE, RecoveryAction.UNDO),
 )
 OLDER = RecoveryDecision(
-    truth="the target died after it had received the entire guest: the paused copy on the source"
-    " may be older than the guest's disks and must not be resumed",
+    truth="the target received the entire guest, but its process there is gone: the paused copy on"
+    " the source may be older than the guest's disks and must not be resumed",
     outcome=Outcome.LOST,
     if_it_stays=True,
 )

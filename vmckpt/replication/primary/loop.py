@@ -141,7 +141,7 @@ class Primary:
 
         The standby must be invalid before the output of any epoch that it lacks is released.
         """
-        why = "the filter of a network card is gone; the standby is being rebuilt"
+        why = "QEMU's filter that buffered a card's output is gone; the standby is being rebuilt"
         while not self._run_unprotected(why) and not self._parts.requests.has(Request.END):
             self._keep()  # for the remaining filters
             self._parts.requests.wait(_AGAIN)

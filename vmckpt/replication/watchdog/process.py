@@ -288,7 +288,7 @@ class Watchdog:
             self._resumer.close()
             self._resumer = None
         paused = now - self._page.stopped
-        self.log(f"resuming the guest, which its agent left paused {paused:.2f} s ago")
+        self.log(f"resuming the guest, which vmckpt's agent left paused {paused:.2f} s ago")
         self._resumer = HeldProcess(_forked(lambda: self._resume(facts)))
 
     def _resume(self, facts: Resumable) -> None:

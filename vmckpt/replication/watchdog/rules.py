@@ -180,7 +180,7 @@ def _afterwards(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
     The agent is started, because the standby takes over only after the agent's report.
     """
     if now > seen.gone + rules.leaves:
-        return End("the guest's QEMU is gone, and its agent has not ended the protection")
+        return End("the guest's QEMU is gone, and vmckpt's agent has not ended the protection")
     if not seen.agent_lives and _may_start(seen, now, rules):
         return StartAgent()
     return Wait(now + TURN)

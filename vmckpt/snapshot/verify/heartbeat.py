@@ -54,7 +54,7 @@ def evaluate(pulses: Sequence[Pulse], *, agent: bool | None) -> HeartbeatResult:
         return HeartbeatResult(lives=False, why="its vCPUs did not run")
     if share >= _SPINS and not moved:
         return HeartbeatResult(
-            lives=False, why=f"{seen}, but it wrote nothing: it is in an endless loop"
+            lives=False, why=f"{seen}, but it wrote nothing: it may be in an endless loop"
         )
     rest = "wrote to its disks" if wrote else "wrote to memory" if moved else "wrote almost nothing"
     return HeartbeatResult(lives=True, why=f"{seen}, and it {rest}")

@@ -61,11 +61,11 @@ KNOWN = Checkpoint(name="vmckpt-s-1", parent=None, made_at=1700000000, disks={"v
         ),
         pytest.param(
             {"kind": "network", "format": "raw"}, How.FULL, False, True,
-            "raw images cannot hold a bitmap; a network disk cannot be restored", id="network",
+            "raw images cannot hold a bitmap; a disk of type network cannot be", id="network",
         ),
         pytest.param(
             {"kind": "block", "format": "raw"}, How.FULL, False, True,
-            "a block disk cannot be restored", id="block",
+            "a disk of type block cannot be restored", id="block",
         ),
         pytest.param(
             {"format": "luks"}, How.FULL, False, True, "an encrypted disk cannot be", id="luks"

@@ -22,7 +22,7 @@ BUSY = replace(IDLE, worked=Seconds(120.0))
         (IDLE, None, True, "busy 1% of 10 s, and it wrote almost nothing"),
         (replace(IDLE, written=Bytes(2000)), None, True, "wrote to its disks"),
         (replace(BUSY, dirtied=True), None, True, "busy 100% of 10 s, and it wrote to memory"),
-        (BUSY, None, False, "is in an endless loop"),
+        (BUSY, None, False, "may be in an endless loop"),
         (replace(IDLE, worked=FIRST.worked), None, False, "did not run"),
         (replace(BUSY, panicked=True, state=GuestState.CRASHED), True, False, "kernel panicked"),
         (replace(IDLE, state=None), None, False, "stopped by itself"),
