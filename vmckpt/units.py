@@ -92,7 +92,7 @@ def show_count(number: int, noun: str) -> str:
 
 
 def show_rate(rate: float) -> str:
-    """Format a rate, such as "20 MiB/s"."""
+    """Format a rate, given in bytes per second, such as "20 MiB/s"."""
     return show_bytes(rate) + "/s"
 
 

@@ -119,7 +119,7 @@ def guests(seed: int) -> tuple[GuestPlan, ...]:
 def operation(seed: int, number: int, *, postgres: bool = False) -> Operation:
     """Return operation `number` of a campaign, counted from 1.
 
-    `postgres`: faults may restart PostgreSQL.
+    `postgres`: whether faults may restart PostgreSQL.
     """
     dice = random.Random(f"{seed} operation {number}")
     wish = dice.choice(guests(seed))

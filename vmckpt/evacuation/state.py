@@ -405,7 +405,10 @@ def _one_for_each_on_trial(course: RunState, ready: Sequence[Move]) -> list[Move
 
 
 def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> float:
-    """Return when a guest may be retried; sooner if none of its failed moves was to this target."""
+    """Return the earliest time to retry a guest.
+
+    The time is earlier if none of the guest's failed moves was to the target of `move`.
+    """
     if not failures:
         return 0.0
     fresh = failures[-1].blame is FailureSide.TARGET and all(
@@ -416,7 +419,10 @@ def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> floa
 
 
 def wakes(course: RunState, now: float, patience: RetryLimits) -> float | None:
-    """Return when the next guest or excluded host may be retried; None if neither is pending."""
+    """Return the time at which the next guest or excluded host may be retried.
+
+    None if neither is pending.
+    """
     times = [again(one, course.failed.get(one.name, ()), patience) for one in course.waiting]
     later = [one for one in times if one > now]
     if (comes := _comes_back(course, now)) is not None:
@@ -425,6 +431,6 @@ def wakes(course: RunState, now: float, patience: RetryLimits) -> float | None:
 
 
 def _comes_back(course: RunState, now: float) -> float | None:
-    """Return when the next excluded host may be tried again; None if there is no such host."""
+    """Return the time at which the next excluded host may be used again; None if there is none."""
     times = [one.out_until for one in course.records.values()]
     return min((one for one in times if now < one < math.inf), default=None)

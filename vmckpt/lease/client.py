@@ -289,7 +289,7 @@ class LeaseClient:
         return self._token("acquire_again(%s, %s, %s)", self._holder, claim, token)
 
     def renew(self, token: int) -> Seconds | None:
-        """Renew the lease. Returns when the request was sent, by CLOCK_BOOTTIME.
+        """Renew the lease. Returns the time of the request, by CLOCK_BOOTTIME.
 
         The guest may run for `LeaseTerms.lasts` from that time. Returns None if the lease is lost
         for good: then the guest must be killed. After any error, the guest may run until its
@@ -375,7 +375,7 @@ class LeaseClient:
         return LeaseView(**{name: told[name] for name in names})
 
     def _seen(self, beat: str) -> None:
-        """Record a new beat and its arrival time, which is later than the time it was written."""
+        """Record a new heartbeat and the time now, which is later than when it was written."""
         if beat != self._beat:
             self._beat, self._since = beat, self._clock()
 

@@ -58,7 +58,7 @@ class LeaseTerms:
 
     @property
     def waits(self) -> Seconds:
-        """How long after a renewal was written other hosts must wait before they may take over."""
+        """How long other hosts must wait, after a renewal was written, before they may take over."""
         return Seconds(self.ttl + self.margin)
 
     @property

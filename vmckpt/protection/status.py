@@ -141,7 +141,7 @@ def _end(entry: Mapping[str, Any], ours: ProtectionStatus, theirs: ProtectionSta
 
 
 def _time(theirs: ProtectionStatus) -> str:
-    """Return when a failover took place, as local time; "" if the backup did not report it."""
+    """Return " at" and the local time of a failover; "" if the backup did not report the time."""
     at = theirs.told.get("at")
     if at is None or not 0 < at < _YEAR_9999:
         return ""

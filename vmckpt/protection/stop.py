@@ -159,7 +159,7 @@ class PutBack:
 
     did: tuple[str, ...]
     standby_gone: bool
-    """Whether the standby was removed; if not, its host is silent, and it can never take over."""
+    """Whether the standby was removed; if not, the backup is silent, but it can never take over."""
 
 
 async def put_back(known: Known) -> PutBack:

@@ -248,7 +248,7 @@ def _out_of_sight(orders: Sequence[Order]) -> Mapping[tuple[str, str], GuestPlac
 
 
 def _last(order: Order, scene: Scene) -> float | None:
-    """Return when the order's last snapshot was taken; None if no snapshot is known.
+    """Return the time of the order's last snapshot; None if no snapshot is known.
 
     Damaged snapshots and snapshots dated in the future do not count.
     """

@@ -91,8 +91,9 @@ class _Table:
         self._new = np.array([first.get(digest, -1) for digest in after], dtype=np.int64)
 
     def numbers(self, part: Map) -> NDArray[np.int64]:
-        """Return the newer snapshot's numbers, translated; chunks that the older snapshot lacks
-        become `_NOTHING`.
+        """Translate the numbers in a map of the newer snapshot.
+
+        `_NOTHING` stands for each chunk that the older snapshot lacks.
         """
         return _numbers(part, self._new)
 

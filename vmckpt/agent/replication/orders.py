@@ -445,7 +445,7 @@ def _stop_safely(session: Session, folder: Path) -> None:
 def _renewed(client: LeaseClient, folder: Path) -> float | None:
     """Renew the lease, even if the lease store lost the last token in a failover.
 
-    Returns when the renewal was sent; None if the lease is lost. Raises LeaseUnreachable.
+    Returns the time of the request; None if the lease is lost. Raises LeaseUnreachable.
     """
     token = teardown.token(folder)
     try:

@@ -23,7 +23,7 @@ def begun(steps: Sequence[StoredStep]) -> StoredStep | None:
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler; for an operation with a step that `begun` returns."""
+    """See recovery.Handler; for an operation in which `begun` finds an open attempt."""
     del policies
     step = begun(case.steps)
     if step is None:

@@ -60,7 +60,7 @@ def command_of(pid: int) -> str:
 
 
 def backends(command: str, size: int) -> list[int]:
-    """Return the sizes of the memory backends on a QEMU command line; [size] without backends."""
+    """Return the sizes of the memory backends on a QEMU command line; [size] if it has none."""
     found = [
         int(match)
         for word in command.split("\0")

@@ -244,7 +244,7 @@ def may_have_run(folder: Path) -> bool:
 def never_came_to_life(session: Session, folder: Path) -> bool:
     """Return whether the standby's QEMU is gone and its guest never ran.
 
-    The guest may have been about to run on this host, but it does not belong to this host.
+    Such a guest does not belong to this host, even if this host was about to run it.
     """
     return not may_have_run(folder) and not identity.runs(session.guest)
 

@@ -1,6 +1,6 @@
 """Remember what was last sent of the pages that a guest writes often, in bounded memory.
 
-The backup has exactly this content, so that only the difference from it must be sent.
+The backup has exactly this content, so only the difference from it must be sent.
 """
 
 import numpy as np
