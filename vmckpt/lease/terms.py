@@ -58,7 +58,7 @@ class LeaseTerms:
 
     @property
     def waits(self) -> Seconds:
-        """How long other hosts must wait, after a renewal was written, before they may take over."""
+        """How long other hosts must wait after a renewal was written; then they may take over."""
         return Seconds(self.ttl + self.margin)
 
     @property

@@ -47,7 +47,8 @@ def sweep(spool: Path) -> None:
 def _taken(path: Path, patience: Seconds, what: str) -> int:
     """Lock the lock file at `path`. Returns its file descriptor.
 
-    `patience`: maximum wait; `what`: name of the snapshot, for the error. Raises GuestLocked, OSError.
+    `patience`: maximum wait; `what`: name of the snapshot, for the error. Raises GuestLocked,
+    OSError.
     """
     give_up = time.monotonic() + patience
     while True:
