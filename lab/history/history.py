@@ -109,7 +109,7 @@ class History:
 
 
 def call_line(client: int, sequence: int, asked: Input, at: float) -> str:
-    """Return the line to write before a request is sent."""
+    """Return the line to write before a request is sent at time `at`."""
     told = {name: getattr(asked, name) for name in ("key", "value", "expected", "snapshot")}
     given = {name: value for name, value in told.items() if value}
     return _line(event="call", client=client, sequence=sequence, at=at, kind=asked.kind, **given)
@@ -118,7 +118,7 @@ def call_line(client: int, sequence: int, asked: Input, at: float) -> str:
 def return_line(
     client: int, sequence: int, at: float, *, output: int | None = None, run: int = 0
 ) -> str:
-    """Return the line to write after an answer was received."""
+    """Return the line to write after an answer was received at time `at`."""
     return _line(event="return", client=client, sequence=sequence, at=at, output=output, run=run)
 
 

@@ -80,9 +80,9 @@ async def copies(
 ) -> tuple[Copies, ...]:
     """Find guests that are running on two hosts.
 
-    `found`: the guests that `guests` has just returned, if it was called. The hosts are queried
-    again before a guest is reported, because a guest that moved during the first query may have
-    been seen on both hosts.
+    `found`: the guests that `guests` has just returned, if it was called. `within`: see
+    `guests`. The hosts are queried again before a guest is reported, because a guest that moved
+    during the first query may have been seen on both hosts.
     """
     if found is None:
         found, _ = await guests(inventory, within)

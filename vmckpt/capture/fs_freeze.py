@@ -66,7 +66,8 @@ class FsFreeze:
         note: Callable[[FsFreezeUndo], object],
         between: Seconds = _BETWEEN,
     ) -> None:
-        """`guest`: its UUID; `note`: stores the undo record; called before the first change."""
+        """`guest`: its UUID. `limit`: maximum time until the thaw. `note`: stores the undo record;
+        called before the first change. `between`: pause between attempts to thaw."""
         self._agent, self._guest, self._limit = agent, guest, limit
         self._note, self._between = note, between
         self._lock = threading.Lock()

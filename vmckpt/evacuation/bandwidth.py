@@ -86,7 +86,7 @@ def shares(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> dic
 
 
 def gain(under: Under, rate: float) -> float:
-    """Return the net progress of a move: how fast its remaining data shrinks, in bytes/s."""
+    """Return how fast the remaining data of a move with bandwidth `rate` shrinks, in bytes/s."""
     return max(rate - under.move.tenant.dirty, rate * _LEAST_GAIN)
 
 

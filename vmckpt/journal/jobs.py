@@ -365,7 +365,10 @@ def refuse_uncontrolled(operation: Operation) -> None:
 def _wait(
     journal: "Journal", operation: Operation, request: int, patience: Seconds
 ) -> Answer | None:
-    """Wait for the answer. Returns None if no answer arrives in time or the controller has died."""
+    """Wait for the answer to the request with number `request`.
+
+    Returns None if no answer arrives within `patience`, or the controller has died.
+    """
     until = time.monotonic() + patience
     while time.monotonic() < until:
         found = journal.request(request)

@@ -127,6 +127,7 @@ def _to_wal(cursor: sqlite3.Cursor, until: Seconds) -> None:
     """Switch to WAL mode.
 
     Retries, because SQLite does not wait if two processes switch to WAL mode at the same time.
+    `until`: when to give up, by time.monotonic().
     """
     while True:
         try:

@@ -137,7 +137,10 @@ class Attempts:
             )
 
     async def _wait(self, told: MigrationReport, retries: Retries, number: int) -> bool:
-        """Wait before the next attempt. Returns False if the migration was cancelled meanwhile."""
+        """Wait after attempt `number` has failed, before the next attempt.
+
+        Returns False if the migration was cancelled meanwhile.
+        """
         wait = wait_before(retries, number)
         reason = f"{told.error or 'attempt failed'}; attempt {number + 1} in {show_seconds(wait)}"
         self._context.emit(Decided(decision=_decided("try again", reason)))
@@ -153,7 +156,10 @@ class Attempts:
 
 
 def should_retry(told: MigrationReport, policy: Policy, number: int) -> bool:
-    """Return whether to try again: only if the guest kept running on the source."""
+    """Return whether to try again after attempt `number`, counted from 1.
+
+    True only if the policy permits it and the guest kept running on the source.
+    """
     wanted = policy.on_failure is OnFailure.RETRY and number <= policy.retries.times
     return wanted and told.outcome is Outcome.FAILED
 

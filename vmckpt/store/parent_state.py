@@ -130,16 +130,20 @@ class Draft:
         os.close(self._lock)
 
     def prints(self, name: str, kind: Kind, size: int) -> Prints:
-        """Return an array for a region's prints. The array is mapped from a file to save memory."""
+        """Return an array for a region's prints. `size`: the region's size in bytes.
+
+        The array is mapped from a file to save memory.
+        """
         path = self._new / f"{self._number(name)}.prints"
         with path.open("wb") as file:
             file.truncate(units(kind, size) * PRINT)
         return np.memmap(path, dtype=f"V{PRINT}", mode="r+")
 
     def map(self, kind: Kind, size: int) -> Map:
-        """Return an array for a region's map. The array is mapped from an unnamed file.
+        """Return an array for a region's map. `size`: the region's size in bytes.
 
-        This allows the array's pages to be released: the map of a 64 GiB region takes 64 MiB.
+        The array is mapped from an unnamed file. This allows the array's pages to be released: the
+        map of a 64 GiB region takes 64 MiB.
         """
         count = units(kind, size)
         if not count:

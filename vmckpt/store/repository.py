@@ -90,7 +90,10 @@ class Store:
         self, sealing: Sealing, *, parallel: int = 2, pack_size: int = PACK_SIZE,
         beat: Seconds = locks.BEAT,
     ) -> Writer:  # fmt: skip
-        """Return a writer, which adds chunks to the store. Use it as a context manager."""
+        """Return a writer, which adds chunks to the store. Use it as a context manager.
+
+        `parallel`: number of threads that seal; `beat`: interval at which the lock is refreshed.
+        """
         return Writer(
             self.backend, self.catalog, sealing, parallel=parallel, pack_size=pack_size, beat=beat
         )
@@ -103,7 +106,10 @@ class Store:
         return Receiver(self.backend, self.catalog, encrypted=encrypted, pack_size=pack_size)
 
     def reader(self, sealing: Sealing, *, parallel: int = 2, cache: Bytes = CACHE) -> Reader:
-        """Return a reader for the store's chunks. Use the reader as a context manager."""
+        """Return a reader for the store's chunks. Use the reader as a context manager.
+
+        `parallel`: number of threads that read; `cache`: maximum size of the cache of chunks.
+        """
         return Reader(self.backend, self.catalog, sealing, parallel=parallel, cache=cache)
 
     def publish(

@@ -57,7 +57,10 @@ def verify(
     store: Store, references: References, *, parallel: int = 2,
     progress: VerifyProgress = lambda _done, _all: None,
 ) -> Verified:  # fmt: skip
-    """Read and verify all objects of a store. Raises StoreError if the store cannot be listed."""
+    """Read and verify all objects of a store. Raises StoreError if the store cannot be listed.
+
+    `parallel`: number of packs that are verified at the same time.
+    """
     walk = _Walk(store, parallel, progress)
     wrong = list(_small(store, walk))
     walk.packs()

@@ -138,7 +138,10 @@ def _bring_up(live: Mapping, last: Mapping, first: int, end: int) -> Numbers:
 
 
 def differing(live: Mapping, last: Mapping, first: int, end: int) -> Iterator[Numbers]:
-    """Yield the numbers of differing pages, stretch by stretch, in a range without holes."""
+    """Yield the numbers of differing pages in a range without holes.
+
+    The range is from page `first` to page `end` (exclusive).
+    """
     for start in range(first, end, _STRETCH):
         stop = min(start + _STRETCH, end)
         offset, length = start * PAGE, (stop - start) * PAGE

@@ -198,7 +198,7 @@ def capture(
 
 
 def _keep(tracked: Tracked, number: int) -> str | None:
-    """Keep tracking. Returns a warning if that fails."""
+    """Keep tracking writes, now since capture `number`. Returns a warning if that fails."""
     try:
         tracked.keep(number)
     except (OSError, VmckptError, subprocess.CalledProcessError) as exc:

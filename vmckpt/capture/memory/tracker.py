@@ -72,7 +72,10 @@ class LentTracking:
         self._line.close()
 
     def keep(self, number: int) -> None:
-        """Record a complete capture, to which later writes refer. Raises OSError."""
+        """Record that capture `number` is complete: from now on, writes since it are tracked.
+
+        Raises OSError.
+        """
         self._line.send(json.dumps({"do": "keep", "number": number}).encode())
         if not self._line.recv(LONGEST):
             raise ConnectionResetError("the tracker of the guest's writes has ended")

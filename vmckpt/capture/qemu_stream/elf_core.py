@@ -120,7 +120,10 @@ class CoreWriter:
 
 
 def notes(number: int, processor: Processor) -> bytes:
-    """Return a processor's notes: the standard note for debuggers, and QEMU's note for crash."""
+    """Return a processor's notes: the standard note for debuggers, and QEMU's note for crash.
+
+    `number`: number of the processor, from 0.
+    """
     return _note(b"CORE\0", _STATUS, _status(number, processor)) + _note(
         b"QEMU\0", 0, _qemu(processor)
     )

@@ -191,7 +191,7 @@ class StreamParser:
         return len(view)
 
     def _memory(self, view: memoryview) -> int:
-        """Parse a record, or a run of records of the same kind."""
+        """Parse a record, or a run of records of the same kind. Returns the length in bytes."""
         if len(view) < 8:
             raise NeedMore
         flags = view[7] | (view[6] & 0x0F) << 8
@@ -208,7 +208,7 @@ class StreamParser:
         raise damaged(self._offset, f"page with unknown flags {flags:#x}")
 
     def _named(self, view: memoryview, flags: int) -> int:
-        """Parse a record that names its block."""
+        """Parse a record that names its block. Returns its length in bytes. Raises NeedMore."""
         if len(view) < 9 or len(view) < 9 + view[8]:
             raise NeedMore
         body = 9 + view[8]
@@ -231,7 +231,10 @@ class StreamParser:
         return end
 
     def _run(self, view: memoryview, record: int, flags: int) -> int:
-        """Parse consecutive records of one kind in the same block."""
+        """Parse consecutive records of one kind in the same block.
+
+        `record`: length of one record in bytes. Returns the total length. Raises NeedMore.
+        """
         available = len(view) // record
         if not available:
             raise NeedMore

@@ -50,11 +50,11 @@ class CapacityModel:
                 self.place(tenant, self.index[tenant.host])
 
     def place(self, tenant: Tenant, at: int) -> None:
-        """Count the guest's memory and CPUs on a host."""
+        """Count the guest's memory and CPUs on the host with index `at`."""
         self._add(tenant, at, 1)
 
     def remove(self, tenant: Tenant, at: int) -> None:
-        """Stop counting the guest's memory and CPUs on a host."""
+        """Stop counting the guest's memory and CPUs on the host with index `at`."""
         self._add(tenant, at, -1)
 
     def _add(self, tenant: Tenant, at: int, sign: int) -> None:

@@ -67,7 +67,7 @@ class _Search:
             capacity.remove(tenant, at)
 
     def _rest(self, depth: int) -> float:
-        """Return a lower bound of the cost of the remaining guests."""
+        """Return a lower bound of the cost of placing the guests from number `depth` on."""
         return float(sum(self._capacity.least(one) for one in self._order[depth:]))
 
 
@@ -235,7 +235,10 @@ class _Planning:
 
 
 def cheapest(capacity: CapacityModel, tenant: Tenant, *, never: int | None = None) -> int | None:
-    """Return the host with the lowest cost for the guest; None if no host is allowed."""
+    """Return the index of the host with the lowest cost for the guest; None if no host is allowed.
+
+    `never`: index of a host that must not be returned.
+    """
     may = capacity.allowed_hosts(tenant)
     if never is not None:
         may[never] = False

@@ -72,7 +72,7 @@ class Architecture:
     None: the thread does not wait in a system call.
     """
     detour: Callable[[Registers, Gadgets, Request], Detour]
-    """Return the detour of a thread with these registers."""
+    """Returns the detour of a thread with these registers for a request."""
 
     def pack(self, registers: Registers) -> bytes:
         """Return registers as NT_PRSTATUS."""

@@ -54,7 +54,7 @@ def _unlimited(past: Sequence[PastMove]) -> list[float]:
 
 def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tuple[Range, str]:
     """Return the bandwidth of QEMU's stream if the link does not limit it, and the basis of this
-    value in words."""
+    value in words. `connections`: number of parallel connections of the stream."""
     seen = _unlimited(past)
     if seen:
         # Few moves show less of the possible range than many.
@@ -90,7 +90,7 @@ def bandwidth(
 
     In the first pass the target's kernel allocates each page; later passes are up to four times as
     fast if the link permits. The bandwidths of past moves are mostly those of first passes. `link`:
-    None if the link was not measured.
+    None if the link was not measured. `connections`: see `stream`.
     """
     ceiling, words = stream(past, encrypted=encrypted, connections=connections)
     fastest = max(ceiling.high, stream((), encrypted=encrypted, connections=connections)[0].high)

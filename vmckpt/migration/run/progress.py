@@ -105,7 +105,7 @@ class PassHistory:
 
     def at_a_low(self, margin: float) -> bool:
         """Return whether the current pass began with about as little data as any pass after the
-        first."""
+        first. `margin`: the permitted excess, as a fraction."""
         later = self.passes[1:]
         return not later or later[-1].size <= min(one.size for one in later) * (1 + margin)
 
@@ -205,7 +205,11 @@ def _passes_so_far(samples: Sequence[JobSample]) -> list[_Pass]:
 def _after(
     rest: Seconds, size: int, at_once: float, shrinks: float, bandwidth: int
 ) -> Seconds | None:
-    """Return `rest` plus the time of all passes after a pass of `size` bytes; None if endless."""
+    """Return `rest` plus the time of all passes after a pass of `size` bytes; None if endless.
+
+    `at_once`: a pass of at most this many bytes is the last. `shrinks`: size of each pass as a
+    share of the one before it. `bandwidth`: in bytes per second.
+    """
     following = size * shrinks
     if size <= at_once or following <= 0:
         return rest

@@ -279,7 +279,7 @@ class Primary:
         return sender
 
     def _agree(self, committed: int) -> None:
-        """Record which epoch the backup has, which also replaces a lost acknowledgement."""
+        """Record which epoch the backup has. This also replaces a lost acknowledgement."""
         if self._flight is not None and committed == self._flight.number:
             self._committed(self._flight)
         self._flight = None

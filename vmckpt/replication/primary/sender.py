@@ -34,7 +34,10 @@ class Sender:
         self._tally = Tally()
 
     def memory(self, number: int, changed: Sequence[Changed]) -> None:
-        """Send changed pages, and pages that the backup lacks. Raises ConnectionLost."""
+        """Send changed pages, and pages that the backup lacks, as a part of epoch `number`.
+
+        Raises ConnectionLost.
+        """
         for block, one in enumerate(changed):
             for numbers, new, old in self._memory.pieces(block, one):
                 data = page_codec.encode(numbers, new, old, level=_LEVEL)
