@@ -115,8 +115,8 @@ async def label(
         raise GuestLocked(
             f"guest {guest} is on {ends}: it is being migrated, or a copy was left behind;"
             " nothing was changed",
-            hint="set the label after the migration, or first remove the copy that was left behind"
-            " with virsh undefine",
+            hint="set the label after the migration has ended, or after virsh undefine has removed"
+            " the copy that was left behind",
         )
     if len(active) != 1:
         where = f" (no answer from {', '.join(errors)})" if errors else ""

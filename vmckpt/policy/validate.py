@@ -104,7 +104,7 @@ def _wrong_in_mode(policy: Policy, rule: Rule) -> str | None:
             " write mode: hybrid, or remove the rule"
         )
     if rule.when.lowest_cost is not None and not isinstance(rule.do, StartPostcopy):
-        return "lowest_cost chooses the moment of a switch; write do: start_postcopy"
+        return "lowest_cost works only with a switch to post-copy; write do: start_postcopy"
     return None
 
 

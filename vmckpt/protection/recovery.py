@@ -177,7 +177,8 @@ def _with_second(known: Known, found: Settled | None, why: str) -> Settled:
     if found is None or found.outcome is None:
         return Settled(
             truth=f"{known.operation.guest} is running on {primary}, and {why}", outcome=None,
-            settle=f"fix {backup} so that it can report whether the guest is running there",
+            settle=f"run vmckpt doctor {backup}, and fix {backup}: it must report whether the guest"
+            " is running there",
             two_copies=True,
         )  # fmt: skip
     return replace(

@@ -104,9 +104,9 @@ def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, s
         follows = ours.phase == "protecting" and bool(peer.get("ready"))
         return follows, f"its host cannot be queried: {theirs.error}"
     if not theirs.told:
-        return False, "its host has no record of it: unprotect the guest, then protect it again"
+        return False, "its host has no record of it: run vmckpt unprotect, then vmckpt protect"
     if theirs.runs is False:
-        return False, "its QEMU is gone: unprotect the guest, then protect it again"
+        return False, "its QEMU is gone: run vmckpt unprotect, then vmckpt protect"
     return theirs.ready, str(theirs.says or "no reason reported")
 
 

@@ -375,7 +375,7 @@ def simulate(move: Move) -> Made:
     def around(value: float, share: float) -> Range:
         return Range(value * off * (1 - share), value * off * (1 + share))
 
-    basis, first = ("a simulation: derived from the simulated course",), course.legs[0]
+    basis, first = ("a simulation: taken from the simulated migration itself",), course.legs[0]
     facts = Facts(
         memory=move.guest.memory, in_use=around(first.left, 0.03), basis=basis,
         dirty=(DirtyPoint(time=Seconds(1.0), dirtied=course.written(1.0), error=1e6),),

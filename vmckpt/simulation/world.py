@@ -346,7 +346,9 @@ class World:
         """Stop, pause or resume an evacuation. Returns the answer. Raises BadInput."""
         one = self.empties[id_]
         if kind not in _ANSWERS:
-            raise BadInput(f"{id_} refused {kind}: send this request to the guest's migration job")
+            raise BadInput(
+                f"{id_} refused {kind}: send this request to the migration job of one guest"
+            )
         if kind is RequestKind.CANCEL:
             one.stopped = True
         else:

@@ -118,7 +118,7 @@ def test_alone_nothing_can_be_gone_on_from_however_ready_the_standby_thinks_it_i
         (WORKS, {"error": "beta: no answer"}, True, "cannot be queried: beta: no answer"),
         ({**WORKS, "phase": "copying"}, {"error": "beta: no answer"}, False, "cannot be queried"),
         ({"error": "alpha: no answer"}, STANDS, True, "it follows"),
-        (WORKS, {}, False, "protect it again"),
+        (WORKS, {}, False, "then vmckpt protect"),
         (WORKS, {**STANDS, "runs": False, "agent": False}, False, "its QEMU is gone"),
         (WORKS, {"outcome": "failed-over", "runs": True}, False, "is running there"),
     ],

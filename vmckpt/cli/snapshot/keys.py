@@ -84,7 +84,10 @@ def import_salt(file: FILE, json: JSON = False) -> None:
     output.out.print(f"new snapshots will be in domain {domain}")
     if not encrypts:
         output.say("to encrypt snapshots, run vmckpt snapshot keys add NAME KEY")
-    output.say("to trust each other, run vmckpt snapshot keys trust NAME KEY on both controllers")
+    output.say(
+        "to let both controllers trust each other's snapshots, run vmckpt snapshot keys trust NAME"
+        " KEY on each"
+    )
 
 
 keys = typer.Typer(name="keys", invoke_without_command=True, rich_markup_mode=None)

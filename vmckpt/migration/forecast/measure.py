@@ -291,7 +291,7 @@ async def _look_longer(
     else:
         return facts
     if not found:
-        words = f"writes not measured again: {error}"
+        words = f"second measurement of writes failed: {error}"
         return replace(facts, basis=(*facts.basis, words))
     basis = _written(found, _SAMPLES if remotes is not None else "as sampled by libvirt")
     return replace(facts, dirty=(*facts.dirty, *found), basis=(*facts.basis, *basis))
@@ -303,7 +303,8 @@ async def _track_longer(facts: Facts, source: Remote, guest: Guest, longer: Seco
     limit = Seconds(longer + _LATE)
     found, error = await _try(tracked_writes.count(source, guest, times, limit), limit)
     if not found:
-        return replace(facts, basis=(*facts.basis, f"writes not tracked again: {error}"))
+        words = f"second measurement of writes failed: {error}"
+        return replace(facts, basis=(*facts.basis, words))
     # Both counts are exact, so a later one of about the same time adds nothing.
     last = max(one.time for one in facts.dirty)
     more = tuple(one for one in found if one.time > last)

@@ -33,7 +33,7 @@ class EventEmitter:
                 self._listener(event)
             except Exception:
                 self._listening = False
-                log.exception("the listener failed and receives no further events")
+                log.exception("a listener of the migration failed and receives no further events")
 
     def enter(self, phase: JobPhase) -> None:
         if phase is not self._phase:

@@ -173,7 +173,7 @@ class PostcopyRecovery:
     def give_up(self, reason: str) -> None:
         """Leave both parts as they are; the operator decides."""
         self.given_up = True
-        self._say("ask the operator", reason, _RULE)
+        self._say("wait for the operator", reason, _RULE)
 
     def _break(self, since: Seconds, why: str) -> None:
         self._broken_since = since

@@ -288,7 +288,7 @@ class Stage:
         try:
             size = zstandard.frame_content_size(part.data)
             if not 0 <= size <= LARGEST_WRITES:
-                raise ValueError(f"{size} bytes in one message")
+                raise ValueError(f"{size} bytes of data; at most {LARGEST_WRITES} are allowed")
             data = zstandard.ZstdDecompressor().decompress(
                 part.data, max_output_size=LARGEST_WRITES, allow_extra_data=False
             )

@@ -421,7 +421,7 @@ class Primary:
     def _wait_alone(self) -> None:
         """Run unprotected until the protection ends: the standby can no longer be used."""
         parts = self._parts
-        why = "a device was plugged or unplugged: unprotect the guest and protect it again"
+        why = "a device was plugged or unplugged: run vmckpt unprotect, then vmckpt protect"
         parts.status.devices_changed()
         self._until_unplugged()
         self._run_unprotected(why)

@@ -35,7 +35,7 @@ RULE = "{name: now, when: {iteration: 2}, do: start_postcopy}"
 UNDER = terms(RULE, mode=Mode.HYBRID)
 GOES_ON = ("post-copy", "post-copy continues")
 KEEPS = ("post-copy", "keep both parts")
-ASKS = ("post-copy", "ask the operator")
+ASKS = ("post-copy", "wait for the operator")
 
 
 def hosts(**how: Any) -> FakeHosts:
