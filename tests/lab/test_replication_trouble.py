@@ -18,6 +18,7 @@ from tests.lab.protecting import (
     TTL,
     answered,
     asked,
+    entry,
     epochs,
     lab_with_witness,
     left,
@@ -336,6 +337,27 @@ def test_a_watched_protection_tells_what_happens_to_it_until_it_ends(pair: Bench
     assert "the guest is running on beta" in done.out
     # One each ten seconds, and one for each of the few changes.
     assert len(err.splitlines()) < 20 + (time.monotonic() - began) / 10, err
+
+
+# --- the guest is reset -----------------------------------------------------------------------
+
+
+def test_a_guest_that_is_reset_stays_protected(pair: Bench) -> None:
+    pair.guest(**GUEST)
+    protect(pair)
+    epochs(pair)
+    first = ours(pair)
+    pair.inside("alpha", "virsh", "-q", "reset", "web1")
+    until(lambda: pair.seen().runs == 2, limit=SOON)
+    epochs(pair)
+    found = ours(pair)
+    assert (found["phase"], found["process"]) == ("protecting", first["process"])
+    assert entry(pair)["standby"]["ready"]
+    pair.good("failover", "web1", "--planned")
+    assert pair.where() == ["beta"]
+    usable(pair)
+    assert pair.ledgers() == WHOLE
+    assert left(pair) == []
 
 
 # --- many epochs ------------------------------------------------------------------------------
