@@ -312,12 +312,8 @@ def may_act() -> None:
 
 def load(path: Path) -> Inventory:
     """Read hosts.yaml. Raises InventoryError with the file, the line, the key and a suggestion."""
-    if not path.exists():
-        raise InventoryError(
-            f"{path}: no such inventory",
-            hint=f"write it (see docs/hosts.md), or correct {VARIABLE} or --inventory",
-        )
-    return parse(config_file.read(path, InventoryError, "inventory"), path)
+    missing = f"write it (see docs/hosts.md), or correct {VARIABLE} or --inventory"
+    return parse(config_file.read(path, InventoryError, "inventory", if_missing=missing), path)
 
 
 def parse(text: str, path: Path) -> Inventory:

@@ -122,8 +122,9 @@ def test_an_unknown_host_is_refused_with_the_likely_one() -> None:
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InventoryError, match="no such inventory"):
+    with pytest.raises(InventoryError, match="No such file") as caught:
         inventory.load(tmp_path / "hosts.yaml")
+    assert "docs/hosts.md" in (caught.value.hint or "")
 
 
 def test_a_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:

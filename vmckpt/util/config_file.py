@@ -104,11 +104,19 @@ class Reading(Generic[M]):
     """All problems, sorted by line. Missing keys come last."""
 
 
-def read(path: Path, error: type[BadInput], what: str, *, most: int = _MOST_BYTES) -> str:
+def read(
+    path: Path,
+    error: type[BadInput],
+    what: str,
+    *,
+    most: int = _MOST_BYTES,
+    if_missing: str | None = None,
+) -> str:
     """Read the text of a file.
 
-    `what`: the kind of file for messages, such as "policy". `most`: maximum size in bytes. Raises
-    `error` if the file cannot be read, is too large, or is not UTF-8.
+    `what`: the kind of file for messages, such as "policy". `most`: maximum size in bytes.
+    `if_missing`: the hint if there is no such file. Raises `error` if the file cannot be read, is
+    too large, or is not UTF-8.
     """
     try:
         raw = _bytes(path, most + 1)
@@ -119,7 +127,8 @@ def read(path: Path, error: type[BadInput], what: str, *, most: int = _MOST_BYTE
         reason = exc.strerror if isinstance(exc, OSError) else "not a valid file name"
         if isinstance(exc, UnicodeDecodeError):
             reason = "not UTF-8"
-        raise error(f"{path}: {reason}") from exc
+        hint = if_missing if isinstance(exc, FileNotFoundError) else None
+        raise error(f"{path}: {reason}", hint=hint) from exc
 
 
 def _bytes(path: Path, most: int) -> bytes:

@@ -9,7 +9,7 @@ def test_a_protection_tells_parts_and_readiness() -> None:
     assert told["standby"].startswith("✓ ready")
     assert told["behind (RPO)"] == "110 ms, worst 400 ms"
     names = [name for name, _, _ in protection_view.parts(entry(), 20)]
-    assert names == ["stop", "state", "compare"]
+    assert names == ["stop", "state", "changed pages"]
     assert len(protection_view.strip(entry(), 60)) == 60
     beat = protection_view.beat(entry())
     assert beat is not None

@@ -24,8 +24,8 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_what_the_page_shows_can_be_read(tmp_path: Path) -> None:
-    shown = PAGE.read_text().partition("    hosts:\n")[2].partition("\n\n")[0]
-    fleet = fleet_file.load(written(tmp_path, "hosts:\n" + textwrap.dedent(shown)), 4.0)
+    shown = PAGE.read_text().partition("```yaml\nhosts:\n")[2].partition("```")[0]
+    fleet = fleet_file.load(written(tmp_path, f"hosts:\n{shown}"), 4.0)
     assert [one.name for one in fleet.places][::20] == ["h01", "h21", "spare"]
     assert (fleet.places[0].memory, fleet.places[0].cpus) == (512 * GIB, 256)
     assert fleet.places[0].link == 25_000_000_000 / 8

@@ -93,7 +93,7 @@ class Stopped:
         """Read a call's output from the scratch bytes, at offset `at`."""
         return self._tracer.read(self.scratch + at, length)
 
-    def call(self, name: str, *arguments: int) -> int:
+    def syscall(self, name: str, *arguments: int) -> int:
         """Make a system call and return its result. Raises OSError if it failed.
 
         `name`: one of `Architecture.numbers`.

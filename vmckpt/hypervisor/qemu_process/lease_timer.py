@@ -64,7 +64,7 @@ def disarm(process: HeldProcess) -> None:
     def work(stopped: Stopped) -> None:
         timer = armed(process)
         if timer is not None:
-            stopped.call("timer_delete", timer)
+            stopped.syscall("timer_delete", timer)
 
     injection.run(process, work)
 
@@ -81,7 +81,7 @@ def why_not(process: HeldProcess) -> str | None:
     Tests this with a system call that changes nothing.
     """
     try:
-        injection.run(process, lambda stopped: stopped.call("getpid"))
+        injection.run(process, lambda stopped: stopped.syscall("getpid"))
     except CannotInject as exc:
         return exc.message
     except OSError as exc:
@@ -92,7 +92,7 @@ def why_not(process: HeldProcess) -> str | None:
 def _create(stopped: Stopped) -> int:
     # struct sigevent: value, signal, SIGEV_SIGNAL
     stopped.write(struct.pack("<Qii", 0, _SIGKILL, 0).ljust(64, b"\0"))
-    stopped.call("timer_create", _BOOTTIME, stopped.scratch, stopped.scratch + _ID_AT)
+    stopped.syscall("timer_create", _BOOTTIME, stopped.scratch, stopped.scratch + _ID_AT)
     return int(struct.unpack("<i", stopped.read(4, _ID_AT))[0])
 
 
@@ -101,4 +101,4 @@ def _settime(stopped: Stopped, timer: int, ends: Seconds | float) -> None:
     nanoseconds = int((ends - seconds) * 1e9)
     # struct itimerspec: no interval, then the time itself
     stopped.write(struct.pack("<4q", 0, 0, seconds, nanoseconds))
-    stopped.call("timer_settime", timer, _ABSOLUTE, stopped.scratch, 0)
+    stopped.syscall("timer_settime", timer, _ABSOLUTE, stopped.scratch, 0)

@@ -39,11 +39,11 @@ def create(process: HeldProcess) -> int:
     """
 
     def work(stopped: Stopped) -> int:
-        inside = stopped.call("userfaultfd", os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+        inside = stopped.syscall("userfaultfd", os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
         try:
             return duplicate(process, inside)
         finally:
-            stopped.call("close", inside)
+            stopped.syscall("close", inside)
 
     close_unused(process)
     return injection.run(process, work)
@@ -78,7 +78,7 @@ def close_unused(process: HeldProcess) -> int:
     def work(stopped: Stopped) -> int:
         found = before & set(_unused(process))
         for number in found:
-            stopped.call("close", number)
+            stopped.syscall("close", number)
         return len(found)
 
     return injection.run(process, work)

@@ -308,5 +308,5 @@ async def _track_longer(facts: Facts, source: Remote, guest: Guest, longer: Seco
     # Both counts are exact, so a later one of about the same time adds nothing.
     last = max(one.time for one in facts.dirty)
     more = tuple(one for one in found if one.time > last)
-    words = _written(more, _COUNTED)
-    return replace(facts, dirty=(*facts.dirty, *more), basis=(*facts.basis, *words))
+    basis = _written(more, _COUNTED)
+    return replace(facts, dirty=(*facts.dirty, *more), basis=(*facts.basis, *basis))

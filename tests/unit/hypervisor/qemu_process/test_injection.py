@@ -109,12 +109,12 @@ def wait_for(process: HeldProcess, what: str) -> None:
 
 
 def test_a_call_is_made_in_qemu_which_goes_on(qemu: Qemu) -> None:
-    assert injection.run(qemu.held, lambda stopped: stopped.call("getpid")) == qemu.held.pid
+    assert injection.run(qemu.held, lambda stopped: stopped.syscall("getpid")) == qemu.held.pid
 
     def both(stopped: injection.Stopped) -> int:
-        made = stopped.call("userfaultfd", os.O_CLOEXEC | 1)
+        made = stopped.syscall("userfaultfd", os.O_CLOEXEC | 1)
         assert (Path("/proc") / str(qemu.held.pid) / "fd" / str(made)).exists()
-        return stopped.call("close", made)
+        return stopped.syscall("close", made)
 
     for _ in range(100):
         assert injection.run(qemu.held, both) == 0
@@ -123,7 +123,7 @@ def test_a_call_is_made_in_qemu_which_goes_on(qemu: Qemu) -> None:
 
 def test_an_error_of_the_call_is_raised(qemu: Qemu) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
-        injection.run(qemu.held, lambda stopped: stopped.call("close", 9999))
+        injection.run(qemu.held, lambda stopped: stopped.syscall("close", 9999))
     assert qemu.answers()
 
 
@@ -174,7 +174,7 @@ def test_qemu_goes_on_wherever_its_tracer_is_killed(qemu: Qemu) -> None:
 def test_an_unknown_processor_is_refused(qemu: Qemu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(CannotInject, match="CPU architecture riscv64") as caught:
-        injection.run(qemu.held, lambda stopped: stopped.call("getpid"))
+        injection.run(qemu.held, lambda stopped: stopped.syscall("getpid"))
     assert caught.value.why is Why.UNSUPPORTED
 
 
@@ -183,7 +183,7 @@ def test_one_that_never_waits_is_busy(python: Callable[[str], HeldProcess]) -> N
     wait_for(held, "State:\tR")
     time.sleep(0.5)  # it may be on its way out of the call that said "ready"
     with pytest.raises(CannotInject, match="is not waiting in a system call") as caught:
-        injection.run(held, lambda stopped: stopped.call("getpid"), limit=Seconds(2.0))
+        injection.run(held, lambda stopped: stopped.syscall("getpid"), limit=Seconds(2.0))
     assert caught.value.why is Why.BUSY
     assert held.lives()
 
@@ -204,10 +204,10 @@ def test_one_that_hangs_in_the_kernel_is_let_go(python: Callable[[str], HeldProc
     held = python(IN_D_STATE)
     wait_for(held, "State:\tD")
     with pytest.raises(CannotInject, match="does not stop") as caught:
-        injection.run(held, lambda stopped: stopped.call("getpid"), limit=Seconds(0.1))
+        injection.run(held, lambda stopped: stopped.syscall("getpid"), limit=Seconds(0.1))
     assert caught.value.why is Why.HANGS
     wait_for(held, "TracerPid:\t0\n")
-    assert injection.run(held, lambda one: one.call("getpid"), limit=Seconds(30)) == held.pid
+    assert injection.run(held, lambda one: one.syscall("getpid"), limit=Seconds(30)) == held.pid
 
 
 def test_one_that_is_stopped_stays_so(qemu: Qemu) -> None:
@@ -224,7 +224,7 @@ def test_one_that_is_stopped_stays_so(qemu: Qemu) -> None:
 def test_one_that_is_traced_by_another_or_gone_is_refused(qemu: Qemu) -> None:
     def inside(_: injection.Stopped) -> None:
         with pytest.raises(CannotInject) as caught:
-            injection.run(qemu.held, lambda one: one.call("getpid"), limit=Seconds(0.05))
+            injection.run(qemu.held, lambda one: one.syscall("getpid"), limit=Seconds(0.05))
         assert caught.value.why is Why.REFUSED
 
     injection.run(qemu.held, inside)
@@ -241,7 +241,7 @@ def test_signals_that_come_meanwhile_arrive(python: Callable[[str], HeldProcess]
 
     def work(stopped: injection.Stopped) -> int:
         os.kill(held.pid, signal.SIGUSR1)
-        return stopped.call("getpid")
+        return stopped.syscall("getpid")
 
     assert injection.run(held, work) == held.pid
     until = Deadline(10)

@@ -56,7 +56,7 @@ class Qemu:
         assert self.calls[-1][-1] == SCRATCH + at
         return struct.pack("<i", 3)[:length]
 
-    def call(self, name: str, *arguments: int) -> int:
+    def syscall(self, name: str, *arguments: int) -> int:
         self.calls.append((name, *arguments))
         return 0
 

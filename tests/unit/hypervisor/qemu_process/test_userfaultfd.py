@@ -19,7 +19,7 @@ def process() -> Iterator[WrittenProcess]:
 
 def left_by_another(process: WrittenProcess) -> int:
     """As by an agent that was killed after the call. Its number in the process."""
-    return injection.run(process.held, lambda one: one.call("userfaultfd", os.O_CLOEXEC | 1))
+    return injection.run(process.held, lambda one: one.syscall("userfaultfd", os.O_CLOEXEC | 1))
 
 
 def test_the_process_keeps_none(process: WrittenProcess) -> None:

@@ -156,7 +156,7 @@ LOOKED = {
     "<target dev='vda'/></disk></devices></domain>",
     "definition": "<domain type='kvm'><name>web1</name><devices/></domain>", "autostart": True,
     "cards": ["net0"], "undo": "{}", "devices": {"names": ["net0"], "digest": "d"},
-    "private": [["pc.bios", 1 << 18]], "epoch_cost": {"why": ""},
+    "private": [["pc.bios", 1 << 18]], "epoch_cost": {"finder": "write-tracking", "why": ""},
     "disks": [
         {**DISK, "name": "vda", "source": "/srv/a"}, {**DISK, "name": "vdb", "source": "/srv/b"},
         {**DISK, "name": "vdc", "source": "pool/c", "kind": "network"},
