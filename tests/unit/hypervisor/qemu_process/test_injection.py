@@ -133,7 +133,7 @@ def test_scratch_bytes_are_written_and_read(qemu: Qemu) -> None:
         return stopped.read(5)
 
     assert injection.run(qemu.held, work) == b"lease"
-    with pytest.raises(ValueError, match="too large"):
+    with pytest.raises(ValueError, match="do not fit"):
         injection.run(qemu.held, lambda stopped: stopped.write(bytes(injection.SCRATCH + 1)))
     assert qemu.answers()
 
