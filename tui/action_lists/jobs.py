@@ -51,7 +51,7 @@ def _resume(scene: Scene) -> str | None:
         return why
     if is_whole(scene.job) or _phase(scene) == JobPhase.POST_COPY_PAUSED:
         return None
-    return "the job is neither broken nor paused"
+    return "only a post-copy migration whose stream broke can be resumed"
 
 
 def _done(scene: Scene) -> str:

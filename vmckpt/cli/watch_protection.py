@@ -78,7 +78,8 @@ def ended(operation: Operation) -> str:
     """Return how a protection ended, from its report in the journal."""
     report = operation.report or {}
     if report.get("failed_over"):
-        return f"the guest is running on {report['failed_over']}: {report.get('why')}"
+        why = f": {report['why']}" if report.get("why") else ""  # recover may not know it
+        return f"the guest is running on {report['failed_over']}{why}"
     if report.get("unprotected"):
         return f"the protection was ended; the guest is running on {report.get('runs_on')}"
     return str(report.get("error") or operation.outcome)

@@ -188,7 +188,7 @@ def map_broken(broken: ConnectionBroken, *, host: str, what: str, changes: bool)
     text, code = _text(broken.error), broken.error.get_error_code()
     if changes and broken.sent:
         return OutcomeUnknown(
-            f"{host}: connection lost during {what}, which may have taken effect: {text}",
+            f"{host}: connection lost while {what}; the call may have taken effect: {text}",
             host=host,
             code=code,
         )

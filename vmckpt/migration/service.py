@@ -345,7 +345,7 @@ class MigrationCommand:
     async def _in_turn(self, plan: Plan, recorder: Recorder, steps: JournalStepLog) -> Plan:
         """Wait until the migration may begin.
 
-        Returns `plan`, or a new plan if it is too old by then.
+        Returns `plan`, or a new plan if `plan` is too old by then.
         """
         guest = plan.facts.guest
         if self._turn is None or plan.blocked or guest is None:

@@ -61,7 +61,8 @@ def of_happening(one: Happening) -> Page | None:
     if FORGOTTEN in report:
         return None  # an operator closed the job by hand
     if operation.kind == "protect" and report.get("failed_over"):
-        text = f"{operation.guest} has failed over to {report['failed_over']}: {report.get('why')}"
+        why = f": {report['why']}" if report.get("why") else ""  # recover may not know it
+        text = f"{operation.guest} has failed over to {report['failed_over']}{why}"
         hint = (
             f"once {operation.source} is up again, run vmckpt protect {operation.guest} --reverse"
         )

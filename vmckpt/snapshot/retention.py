@@ -84,13 +84,13 @@ def _always(one: Kept, keep: Keep, schedule: str, now: float) -> list[str]:
 
 
 def _last_good(newest_first: Sequence[Kept], reasons: Mapping[str, list[str]]) -> None:
-    """Keep the last verified snapshot and the newest snapshot that is not known to be damaged.
+    """Keep the newest verified snapshot and the newest snapshot that is not known to be damaged.
 
     This applies whatever the rules say.
     """
     proved = next((one for one in newest_first if one.good), None)
     if proved is not None:
-        reasons[proved.id].append("the last verified snapshot")
+        reasons[proved.id].append("the newest verified snapshot")
     newest = next((one for one in newest_first if one.good is not False), None)
     if newest is not None and newest is not proved:
         reasons[newest.id].append("the newest snapshot")

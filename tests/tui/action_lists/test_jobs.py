@@ -52,7 +52,8 @@ def test_in_post_copy_the_bandwidth_can_be_set_and_the_downtime_cannot() -> None
 
 
 def test_only_what_is_broken_or_a_whole_host_is_resumed() -> None:
-    assert actions.why_not(BY_NAME["resume"], of(MOVE)) == "the job is neither broken nor paused"
+    refused = actions.why_not(BY_NAME["resume"], of(MOVE))
+    assert refused == "only a post-copy migration whose stream broke can be resumed"
     assert actions.why_not(BY_NAME["resume"], of(BROKEN)) is None
     assert actions.why_not(BY_NAME["resume"], of(DRAIN)) is None
 

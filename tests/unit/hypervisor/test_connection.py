@@ -147,7 +147,7 @@ async def test_what_changes_something_is_never_repeated_and_may_have_happened(
         for call in (alpha.execute, alpha.execute_long):
             story.left = 1
             with pytest.raises(
-                OutcomeUnknown, match="during ending it, which may have taken effect"
+                OutcomeUnknown, match="while ending it; the call may have taken effect"
             ):
                 await call("ending it", lambda it: it.lookupByName("web1"))
             assert story.left == 0

@@ -56,7 +56,7 @@ STORIES = [
     ("off at once", 0, 2, SOON, Step.OFF, ""),
     ("off at last", 0, 2, LATE, Step.OFF, ""),
     ("on yet", 0, 0, SOON, Step.LOOK, ""),
-    ("on for ever", 0, 0, LATE, Step.REFUSE, "was switched off but still reports power on"),
+    ("on for ever", 0, 0, LATE, Step.REFUSE, "still reports that the power is on"),
     ("unknown yet", 0, 1, SOON, Step.LOOK, ""),
     (
         "unknown for ever",

@@ -187,6 +187,11 @@ def test_what_lasts_is_told_once(
             "busy has failed over to gamma: alpha is silent",
             "once beta is up again, run vmckpt protect busy --reverse", id="failover",
         ),
+        pytest.param(
+            ended("completed", kind="protect", report={"failed_over": "gamma"}),
+            "busy has failed over to gamma",
+            "once beta is up again, run vmckpt protect busy --reverse", id="found-by-recover",
+        ),
     ],
 )  # fmt: skip
 def test_what_an_end_is_worth(one: Happening, text: str | None, hint: str | None) -> None:

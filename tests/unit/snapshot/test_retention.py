@@ -81,7 +81,7 @@ def test_why_each_stays_or_goes_is_told() -> None:
         ({"pinned": True}, "pinned"),
         ({"schedule": None}, "not made by a schedule"),
         ({"schedule": "weekly"}, "made by schedule weekly, not mine"),
-        ({"good": True}, "the last verified snapshot"),
+        ({"good": True}, "the newest verified snapshot"),
         ({"made_at": NOW + 1}, "its date is in the future"),
     ],
 )

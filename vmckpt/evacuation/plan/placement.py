@@ -294,7 +294,11 @@ def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
     if lacking:
         needed = lacking.most_common(1)[0][0]
         if needed.startswith(NO_STORAGE):
-            needed += ", or let the guest's policy copy the disks (storage: {copy: thin})"
+            missing = needed.removeprefix(NO_STORAGE).strip()
+            return (
+                f"make {missing} available on another host, or set storage: {{copy: thin}} in the"
+                " guest's policy to copy the disks"
+            )
         return f"fix this on a host: {needed}"
     return (
         f"make {closed[0]} usable again; see vmckpt hosts and vmckpt maintenance list"

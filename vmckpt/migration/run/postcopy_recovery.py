@@ -125,7 +125,8 @@ class PostcopyRecovery:
         silent = track.silent_for(now)
         if self._broken_since is None and silent >= SILENCE:
             self._break(
-                Seconds(now - silent), "no data is moving: TCP continues once the network is back"
+                Seconds(now - silent),
+                "no data is moving; the transfer may resume by itself once the network is back",
             )
         elif self._broken_since is not None and self._moves(track, now, self._broken_since):
             self._say("post-copy continues", "data is moving again", _RULE)

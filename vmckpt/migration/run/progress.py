@@ -32,7 +32,7 @@ class PassSeen:
     number: int
     began: Seconds
     size: int
-    """Maximum of the bytes left in the pass: the bytes that were dirty when it began."""
+    """Largest number of bytes left in any sample of the pass: about what was dirty at its start."""
     sent_before: int
     """Bytes sent before this pass. A pass sends less than its size, as zero pages cost little."""
 
@@ -167,7 +167,7 @@ _STANDS_STILL = 0.9
 class _Pass:
     began: Seconds
     size: int
-    """Maximum of the bytes left in the pass: the bytes that were dirty when it began."""
+    """Largest number of bytes left in any sample of the pass: about what was dirty at its start."""
 
 
 def estimate(samples: Sequence[JobSample], max_downtime: Seconds) -> Estimate:

@@ -271,5 +271,5 @@ def test_prune_counts_no_damaged_one_and_keeps_the_last_that_was_proved(stock: S
     told = json.loads(stock("prune", "--keep-last", "1", "--dry-run", "--json")[1])
     stays = {one["id"]: one["reasons"] for one in told["snapshots"] if one["stays"]}
     assert stays == {
-        ids[3]: ["the newest snapshot", "last 1 of 1"], ids[1]: ["the last verified snapshot"],
+        ids[3]: ["the newest snapshot", "last 1 of 1"], ids[1]: ["the newest verified snapshot"],
     }  # fmt: skip
