@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.lab import protecting
-from tests.lab.bench import WHOLE, Bench, finish, first_line, until, usable
+from tests.lab.bench import WHOLE, Bench, finish, until, usable
 from tests.lab.snapshots import gone, left, order, proofs, taken
 from tests.support.paths import ROOT
 
@@ -108,7 +108,7 @@ def test_a_snapshot_that_was_interrupted_is_not_built_on(kept: Bench) -> None:
     taken(kept)
     killed(kept)  # so that the next one takes a while
     taking = kept.start("snapshot", "create", "web1")
-    first_line(taking, "store")
+    until(lambda: trackers(kept) != [])  # all is captured, and is being stored
     taking.kill()
     finish(taking)
     kept.good("recover")

@@ -5,7 +5,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from tests.lab.bench import WHOLE, Bench, finish, first_line, until
+from tests.lab.bench import WHOLE, Bench, finish, until
 from vmckpt_lab import network
 
 GUEST = {"memory": "512MiB", "dirty": "300MiB@20MiB/s", "disk": "32MiB"}
@@ -40,7 +40,7 @@ def test_a_killed_agent_is_replaced(kept: Bench) -> None:
     kept.good("snapshot", "create", "web1")
     (first,) = waiting(kept)
     taking = kept.start("snapshot", "create", "web1")
-    first_line(taking, "capture")
+    until(lambda: "vmckpt-agent" in kept.inside("alpha", "ps", "-e", "-o", "comm"))
 
     os.kill(first, signal.SIGKILL)
 
@@ -57,7 +57,7 @@ def test_the_order_of_a_killed_controller_ends(kept: Bench) -> None:
     kept.good("snapshot", "create", "web1")
     (first,) = waiting(kept)
     taking = kept.start("snapshot", "create", "web1")
-    first_line(taking, "capture")
+    until(lambda: "vmckpt-agent" in kept.inside("alpha", "ps", "-e", "-o", "comm"))
 
     taking.kill()
     finish(taking)

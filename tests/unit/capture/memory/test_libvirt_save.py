@@ -78,7 +78,7 @@ def test_one_that_libvirt_refuses_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_guest_that_stands_still_is_not_captured_so(tmp_path: Path) -> None:
-    with pytest.raises(CannotCapture, match="is paused"):
+    with pytest.raises(CannotCapture, match="is not running"):
         libvirt_save.capture(Libvirt(state="paused"), tmp_path / "image", HOOKS)
     assert list(tmp_path.iterdir()) == []
 

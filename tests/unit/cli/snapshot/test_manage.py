@@ -250,7 +250,8 @@ def test_a_full_disk_and_a_read_only_store_are_one_clear_line(stock: Stock) -> N
 def test_wraps_of_somebody_else_do_not_come_along(stock: Stock) -> None:
     stock.encrypt()
     id_ = stock.put("one", [1])
-    stock.store().put_wraps(id_, wrapped_keys.wrap(secret("x"), id_, [public_of(BOB)])[:-1] + b"x")
+    wraps = wrapped_keys.wrap(secret("x"), id_, [public_of(BOB)])
+    stock.store().put_wraps(id_, wraps[:-1] + bytes([wraps[-1] ^ 1]))
     for args in (("copy", "one", "--to", "far"), ("export", "one", "file")):
         code, _, wrong = stock(*args)
         assert (code, f"wraps/{id_}: its checksum is wrong" in wrong) == (41, True)
