@@ -51,7 +51,7 @@ class Tracker:
             return
         while not self._ends and self._is_next(client):
             message = client.recv(LONGEST)
-            if not message:
+            if not message or _has_left(client):
                 return
             told = json.loads(message)
             if told["do"] == "take":
@@ -70,6 +70,13 @@ class Tracker:
     def _remove_socket(self) -> None:
         with suppress(OSError):
             Path(self._listener.getsockname()).unlink()
+
+
+def _has_left(client: socket.socket) -> bool:
+    """Return whether an agent has closed its end, since it no longer waits for the answer."""
+    poll = select.poll()
+    poll.register(client, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _user_of(client: socket.socket) -> int:

@@ -123,7 +123,13 @@ def test_two_agents_do_not_use_it_at_once(
             tracker.take(GUEST, process.held)
         with pytest.raises(GuestLocked, match="another agent is using"):
             tracker.end(GUEST)
+        lent.keep(8)
         os.close(lent.descriptor)
+    again = tracker.take(GUEST, process.held)  # neither of the two has changed anything
+    assert again is not None
+    with again:
+        assert again.state == state(process, 8)
+        os.close(again.descriptor)
     assert tracker.end(GUEST)
 
 
