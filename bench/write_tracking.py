@@ -26,7 +26,8 @@ from typing import Any
 
 from tests.support.scratch_qemu import Scratch
 from vmckpt.capture.memory import write_tracking
-from vmckpt.capture.memory.write_tracking import MemoryRange, WriteTracking, numbers
+from vmckpt.capture.memory.page_runs import numbers
+from vmckpt.capture.memory.write_tracking import MemoryRange, WriteTracking
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 _PROGRAM = bytes.fromhex(

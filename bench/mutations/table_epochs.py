@@ -474,8 +474,9 @@ _WRITE_TRACKING = (
     Mutation(
         name="failed-capture-forgets-pages", area=Area.WRITE_TRACKING,
         file="vmckpt/replication/primary/tracked_memory.py",
-        old="            block.stale[numbers(runs)] = True\n",
-        new="            block.stale[:] = False\n            block.stale[numbers(runs)] = True\n",
+        old="            block.stale[page_runs.numbers(runs)] = True\n",
+        new="            block.stale[:] = False\n"
+        "            block.stale[page_runs.numbers(runs)] = True\n",
         suite=_TRACKED,
         breaks="Pages that a failed capture found written are in no later epoch.",
     ),

@@ -2,7 +2,7 @@
 
     python -m tests.support.waiting_agent KEY SECONDS SOURCE
 
-An order is one line: `who` prints the IDs of this process and its parent, and a variable; `fail`
+An order is one line: `ids` prints the IDs of this process and its parent, and a variable; `fail`
 exits with status 3; `crash` kills the process; `hold FILE` waits until its input ends, and creates
 FILE. SOURCE is a file that stands for vmckpt's modules.
 """
@@ -26,7 +26,7 @@ RELAY = resources.files("vmckpt.remote.scripts").joinpath("relay_order.py").read
 
 def carry_out() -> int:
     words = sys.stdin.readline().split()
-    if words[0] == "who":
+    if words[0] == "ids":
         said = {"pid": os.getpid(), "parent": os.getppid(), "fruit": os.environ.get("FRUIT")}
         _say(json.dumps({**said, "safe": os.environ.get("PYTHONSAFEPATH")}))
     elif words[0] == "crash":
@@ -93,7 +93,7 @@ class WaitingHost:
             env={**os.environ, **variables},
         )  # fmt: skip
 
-    def first(self, order: str = "who", *, key: str = KEY, seconds: float = 60.0) -> str:
+    def first(self, order: str = "ids", *, key: str = KEY, seconds: float = 60.0) -> str:
         """Start an agent for a first order. Returns its output, once a process waits."""
         before = self.waiting
         words = ("-m", "tests.support.waiting_agent", key, str(seconds), str(self.source))

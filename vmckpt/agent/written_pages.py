@@ -12,7 +12,7 @@ from typing import Any
 
 from vmckpt.agent.orders import CountOrder
 from vmckpt.agent.protocol import ControllerChannel
-from vmckpt.capture.memory import ram_blocks
+from vmckpt.capture.memory import page_runs, ram_blocks
 from vmckpt.capture.memory.write_tracking import WriteTracking
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qemu_process import identity
@@ -51,7 +51,7 @@ def _points(
         stop.wait(max(0.0, began + at - time.monotonic()))
         time.sleep(max(0.0, began + min(at, _AT_LEAST) - time.monotonic()))
         counted = time.monotonic()
-        pages = sum(int((runs[:, 1] - runs[:, 0]).sum()) for runs in writes.scan())
+        pages = sum(page_runs.count(runs) for runs in writes.scan())
         yield (counted + time.monotonic()) / 2 - began, pages * PAGE
         if at >= _AT_LEAST and stop.is_set():
             return

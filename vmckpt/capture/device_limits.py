@@ -4,6 +4,9 @@ from xml.etree import ElementTree as ET
 
 CARDS_OUTSIDE = ("hostdev", "vhostuser", "vdpa")
 """Types of network card whose packets bypass QEMU."""
+DISKS_OUTSIDE = ("nvme", "vhostuser", "vhostvdpa")
+"""Types of disk that are devices of the host, or of another process, which access the guest's
+memory themselves. For `nvme`, QEMU's own driver has the device do this."""
 NOT_REPLICATED = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
 """Devices whose state QEMU does not have, by their elements in a definition."""
 _VHOST_TYPES = ("bridge", "network", "direct", "ethernet")

@@ -31,7 +31,7 @@ def test_further_orders_are_carried_out_by_children_of_the_one_that_waits(
     first = json.loads(host.first())
     (waits,) = host.waiting
 
-    told = [json.loads(host.order("who")[1]) for _ in range(2)]
+    told = [json.loads(host.order("ids")[1]) for _ in range(2)]
 
     assert [one["parent"] for one in told] == [waits, waits]
     assert len({first["pid"], told[0]["pid"], told[1]["pid"], waits}) == 4
@@ -42,8 +42,8 @@ def test_an_order_has_the_environment_of_its_session_and_the_pythons_of_the_agen
     host: WaitingHost,
 ) -> None:
     host.first()
-    assert json.loads(host.order("who", FRUIT="plum", PYTHONSAFEPATH="1")[1])["fruit"] == "plum"
-    told = json.loads(host.order("who", PYTHONSAFEPATH="1")[1])
+    assert json.loads(host.order("ids", FRUIT="plum", PYTHONSAFEPATH="1")[1])["fruit"] == "plum"
+    told = json.loads(host.order("ids", PYTHONSAFEPATH="1")[1])
     assert (told["fruit"], told["safe"]) == (None, "")
 
 
@@ -65,7 +65,7 @@ def test_an_order_that_crashes_ends_neither_the_agent_nor_another_order(
 
     assert host.order("crash")[0] == 1
 
-    assert host.order("who")[0] == 0
+    assert host.order("ids")[0] == 0
     assert not (tmp_path / "ended").exists()
     other.communicate(timeout=20.0)
     assert (other.returncode, (tmp_path / "ended").exists()) == (0, True)
@@ -91,7 +91,7 @@ def test_an_order_ends_when_its_session_does(
     until(lambda: agent not in host.processes())
     assert (tmp_path / "ended").exists()
     relay.communicate(timeout=20.0)
-    assert host.order("who")[0] == 0
+    assert host.order("ids")[0] == 0
 
 
 def test_without_an_agent_the_order_remains_to_be_read(host: WaitingHost) -> None:
@@ -116,9 +116,9 @@ def test_an_agent_that_was_killed_is_replaced_and_its_order_goes_on(
     os.kill(waits, signal.SIGKILL)
     until(lambda: host.waiting == [])
 
-    assert host.order("who")[0] == NONE
+    assert host.order("ids")[0] == NONE
     host.first()
-    assert host.order("who")[0] == 0
+    assert host.order("ids")[0] == 0
     relay.communicate(timeout=20.0)
     assert (relay.returncode, (tmp_path / "ended").exists()) == (0, True)
 
@@ -127,13 +127,13 @@ def test_another_version_takes_its_place(host: WaitingHost) -> None:
     host.first()
     (old,) = host.waiting
 
-    assert host.order("who", "installed 2.0")[0] == NONE
-    assert host.order("who", KEY, "installed 2.0")[0] == 0
+    assert host.order("ids", "installed 2.0")[0] == NONE
+    assert host.order("ids", KEY, "installed 2.0")[0] == 0
     host.first(key="installed 2.0")
 
     assert old not in host.processes()
-    assert host.order("who", KEY)[0] == NONE
-    assert host.order("who", KEY, "installed 2.0")[0] == 0
+    assert host.order("ids", KEY)[0] == NONE
+    assert host.order("ids", KEY, "installed 2.0")[0] == 0
 
 
 def test_of_two_that_start_at_once_one_stays(host: WaitingHost) -> None:
@@ -141,13 +141,13 @@ def test_of_two_that_start_at_once_one_stays(host: WaitingHost) -> None:
     (old,) = host.waiting
     host.first()
     assert old not in host.processes()
-    assert host.order("who")[0] == 0
+    assert host.order("ids")[0] == 0
 
 
 def test_it_does_not_outlive_its_files(host: WaitingHost) -> None:
     host.first()
     host.source.write_text("newer")
-    assert host.order("who")[0] == NONE
+    assert host.order("ids")[0] == NONE
     until(lambda: host.waiting == [])
 
     host.first()
@@ -170,7 +170,7 @@ def test_another_user_of_the_host_is_refused(host: WaitingHost) -> None:
     host.first()
     nobody = ("setpriv", "--reuid", "nobody", "--clear-groups")
     relay = host.popen(*nobody, "/usr/bin/python3", "-I", "-S", "-c", RELAY, KEY)
-    assert (relay.communicate("who\n", timeout=20.0)[0], relay.returncode) == ("", NONE)
+    assert (relay.communicate("ids\n", timeout=20.0)[0], relay.returncode) == ("", NONE)
     connects = (
         "import socket; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)"
         f".connect({relay_order.SOCKET!r})"
@@ -219,7 +219,7 @@ def test_a_peer_that_says_nothing_does_not_keep_others_waiting(host: WaitingHost
     silent = host.popen(sys.executable, "-c", connects)
     assert silent.stdout is not None
     silent.stdout.readline()
-    assert host.order("who")[0] == 0
+    assert host.order("ids")[0] == 0
     silent.kill()
     silent.communicate()
 

@@ -4,12 +4,14 @@ import threading
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from tests.support.written_process import WrittenProcess
 from vmckpt.agent import written_pages
 from vmckpt.agent.orders import CountOrder
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.capture.memory import ram_blocks
 from vmckpt.capture.memory.write_tracking import WriteTracking
 from vmckpt.hypervisor.qemu_process import identity
@@ -91,9 +93,9 @@ def test_the_guests_own_process_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(identity, "require", lambda *_: process.held)
         monkeypatch.setattr(ram_blocks, "find", lambda *_: blocks)
         order = CountOrder(guest="u-1", uri="qemu:///x", host="alpha", times=(0.01,))
-        channel = SimpleNamespace(stop=threading.Event())
+        channel = cast("ControllerChannel", SimpleNamespace(stop=threading.Event()))
 
-        told = written_pages.count(order, channel)  # type: ignore[arg-type]
+        told = written_pages.count(order, channel)
 
     assert seen == [("u-1", "alpha", "qemu:///x"), "closed"]
     assert [size for _, size in told["points"]] == [0]

@@ -175,7 +175,7 @@ class _Capture:
             return self._by_tracking(self._tracked, warnings)
         if choice.way is MemoryMethod.BACKGROUND:  # QEMU needs a userfaultfd of its own
             tracker.end(self._monitor.guest)
-        if choice.way is not MemoryMethod.BACKGROUND:  # a background snapshot keeps images open
+        else:  # a background snapshot keeps images open
             bitmaps.require_reopen(self._monitor)
         if choice.way is MemoryMethod.SHARED:
             return self._shared(choice, warnings)

@@ -6,13 +6,7 @@ the memory themselves.
 
 from xml.etree import ElementTree as ET
 
-from vmckpt.capture.device_limits import CARDS_OUTSIDE
-
-_DISKS = ("nvme", "vhostuser", "vhostvdpa")
-"""Types of disk with which a process or device other than QEMU writes the guest's memory directly.
-
-For `nvme`, QEMU's own driver has the device do this.
-"""
+from vmckpt.capture.device_limits import CARDS_OUTSIDE, DISKS_OUTSIDE
 
 
 def found(xml: str) -> str | None:
@@ -32,7 +26,7 @@ def _why(device: ET.Element) -> str | None:
     outside = (
         (device.tag == "hostdev" and kind not in ("usb", "scsi"))
         or (device.tag == "interface" and kind in CARDS_OUTSIDE)
-        or (device.tag == "disk" and kind in _DISKS)
+        or (device.tag == "disk" and kind in DISKS_OUTSIDE)
         or (device.tag == "filesystem" and driver is not None and driver.get("type") == "virtiofs")
         or (device.tag == "video" and driver is not None and driver.get("name") == "vhostuser")
         or device.tag == "shmem"

@@ -9,8 +9,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from vmckpt.capture.memory import page_diff, page_runs
+from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.page_diff import Flags
-from vmckpt.capture.memory.write_tracking import MemoryRange, Runs
+from vmckpt.capture.memory.page_runs import Runs
+from vmckpt.capture.memory.write_tracking import MemoryRange
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
@@ -36,7 +39,7 @@ class ProcessMemory:
         Returns the pages, shape (n, 512), in the order of the runs; `into` is used for them if it
         is large enough. Raises OSError.
         """
-        count = int((runs[:, 1] - runs[:, 0]).sum())
+        count = page_runs.count(runs)
         if into is None or len(into) < count:
             into = np.empty((count, _WORDS), dtype=np.uint64)
         pages = into[:count]
@@ -52,12 +55,18 @@ class ProcessMemory:
             raise ProcessLookupError(f"QEMU, process {self._process.pid}, has ended")
         return pages
 
-    def populated(self, index: int) -> Flags:
+    def populated(self, index: int, shared: MemoryFile | None = None) -> Flags:
         """Return, for each page of a range, whether it may have data; other pages are zeros.
 
-        Only for private memory: a shared file may have data that the process has not mapped.
-        Raises OSError.
+        `shared`: the file that backs the range, which may have data that the process has not
+        mapped; None: the memory is private. Raises OSError.
         """
+        if shared is not None:
+            opened = shared.open(os.O_RDONLY)
+            try:
+                return page_diff.held(opened, shared.size)
+            finally:
+                os.close(opened)
         one = self.ranges[index]
         flags = np.zeros(one.size // PAGE, dtype=np.bool_)
         file = os.open(f"/proc/{self._process.pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)

@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Table
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -38,6 +39,7 @@ from vmckpt.capture.qemu_stream.stream import Addresses, Pages, StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
+from vmckpt.util import thread_call
 
 _STATE = "last.json"
 # Maximum size of guest memory that is not in files, such as firmware and video memory.
@@ -471,7 +473,8 @@ class SharedMemory:
                 migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
                 drain.hand_over(monitor)
                 standstill = PausedCapture(monitor, undo, drain)
-                found = standstill.take(self._begin_comparing, _barrier(monitor, hooks))
+                comparing = partial(thread_call.start, self._compare, name="comparing")
+                found = standstill.take(comparing, _barrier(monitor, hooks))
                 hooks.captured()
             except BaseException:
                 drain.discard()
@@ -509,15 +512,3 @@ class SharedMemory:
     def _compare(self) -> list[Flags]:
         together = zip(self._live, self._last.mappings, self._held, strict=True)
         return [bring_up(live, last, self._pool, expected=held) for live, last, held in together]
-
-    def _begin_comparing(self) -> "Future[list[Flags]]":
-        future: Future[list[Flags]] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(self._compare())
-            except Exception as exc:  # noqa: BLE001 - raised in the waiting thread
-                future.set_exception(exc)
-
-        threading.Thread(target=run, name="comparing", daemon=True).start()
-        return future

@@ -26,7 +26,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.capture.memory.write_tracking import CannotTrack, MemoryRange, Runs, Why
+from vmckpt.capture.memory import page_runs
+from vmckpt.capture.memory.page_runs import Runs
+from vmckpt.capture.memory.write_tracking import CannotTrack, MemoryRange, Why
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
@@ -127,7 +129,7 @@ class SoftDirty:
             return [np.array([[0, len(now)]], dtype=np.intp) for now in entries]
         # A page that QEMU discards, for a balloon, is then zero, but has no soft-dirty bit.
         return [
-            _runs((now & _WRITTEN | (now ^ before) & _PLACE) != 0)
+            page_runs.of_flags((now & _WRITTEN | (now ^ before) & _PLACE) != 0)
             for now, before in zip(entries, self._before, strict=True)
         ]
 
@@ -205,8 +207,3 @@ def _read(pagemap: int, one: MemoryRange) -> Entries:
             raise ProcessLookupError("the process has no memory")
         rest, at = rest[count:], at + count
     return entries
-
-
-def _runs(flags: NDArray[np.bool_]) -> Runs:
-    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
-    return edges.reshape(-1, 2)

@@ -8,12 +8,10 @@ Most pages are copied while the guest runs. Pages that it writes meanwhile are f
 the last pause, and copied in that pause. So the image is the memory at the last pause.
 """
 
-import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,16 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.capture import migration_settings
-from vmckpt.capture.memory import copy_rounds, memory_files, page_diff, ram_blocks, tracker
+from vmckpt.capture.memory import copy_rounds, memory_files, page_runs, ram_blocks, tracker
 from vmckpt.capture.memory.background_snapshot import Hooks, undo_process_for
 from vmckpt.capture.memory.copy_rounds import Progress, Step
 from vmckpt.capture.memory.image import FrozenImage, ImageWriter
 from vmckpt.capture.memory.page_diff import Flags
+from vmckpt.capture.memory.page_runs import Runs
 from vmckpt.capture.memory.process_memory import ProcessMemory
 from vmckpt.capture.memory.ram_blocks import RamBlock
 from vmckpt.capture.memory.shared_memory import Resumed
 from vmckpt.capture.memory.tracker import LentTracking, TrackerState
-from vmckpt.capture.memory.write_tracking import CannotTrack, Runs, Why, WriteTracking, numbers
+from vmckpt.capture.memory.write_tracking import CannotTrack, Why, WriteTracking
 from vmckpt.capture.migration_settings import Commands
 from vmckpt.capture.qemu_stream import device_state
 from vmckpt.capture.qemu_stream.device_state import StateFile
@@ -46,6 +45,7 @@ from vmckpt.errors import (
 )
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.units import Seconds, show_seconds
+from vmckpt.util import thread_call
 
 Pages = NDArray[np.uint64]
 _PIECE = 1024
@@ -282,7 +282,7 @@ class _Run:
         monitor.tell("stop", {})
         self._mark("stop")
         # QEMU no longer writes memory: its devices are drained, and their state is only read.
-        searching = _begin(self._collect_late)
+        searching = thread_call.start(self._collect_late, name="copying")
         try:
             file.save()
             self._mark("device state")
@@ -353,7 +353,7 @@ class _Run:
         """
         found = self._writes.collect_all()
         for block, runs in zip(self._blocks, found, strict=True):
-            written = numbers(runs)
+            written = page_runs.numbers(runs)
             block.changed[written] = True
             block.stale[written] = True
         return found
@@ -374,27 +374,18 @@ class _Run:
         """
         maps = Path(f"/proc/{self._tracked.process.pid}/maps").read_text()
         for index, block in enumerate(self._blocks):
-            missing = ~self._populated(index, maps)
+            range_ = self._tracked.blocks[index].range
+            file = memory_files.shared_file(maps, self._tracked.process, range_)
+            missing = ~self._memory.populated(index, file)
             block.changed |= missing
             block.stale &= ~missing
-
-    def _populated(self, index: int, maps: str) -> Flags:
-        one = self._tracked.blocks[index].range
-        file = memory_files.shared_file(maps, self._tracked.process, one)
-        if file is None:
-            return self._memory.populated(index)
-        opened = file.open(os.O_RDONLY)
-        try:
-            return page_diff.held(opened, file.size)
-        finally:
-            os.close(opened)
 
     def _remaining(self) -> int:
         """Return how many pages must be copied: those recorded, and those written since."""
         total = 0
         for block, runs in zip(self._blocks, self._writes.scan(), strict=True):
             total += int(np.count_nonzero(block.stale))
-            total += int((runs[:, 1] - runs[:, 0]).sum())
+            total += page_runs.count(runs)
         return total
 
     def _copy(self) -> None:
@@ -418,7 +409,7 @@ class _Run:
 
     def _read_pages(self, index: int, some: NDArray[np.intp], into: Pages | None = None) -> Pages:
         began = time.monotonic()
-        pages = self._memory.read(index, _runs_with(some), into)
+        pages = self._memory.read(index, page_runs.of_numbers(some), into)
         self._reading += time.monotonic() - began
         self._read += len(some)
         return pages
@@ -436,28 +427,5 @@ def _block(one: RamBlock) -> _Block:
     return _Block(one.name, *(np.zeros(size, dtype=np.bool_) for _ in range(3)))
 
 
-def _begin(work: Callable[[], None]) -> "Future[None]":
-    """Start `work` in a thread."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            future.set_result(None)
-        except Exception as exc:  # noqa: BLE001 - raised in the thread that waits
-            future.set_exception(exc)
-
-    threading.Thread(target=run, name="copying", daemon=True).start()
-    return future
-
-
 def _pieces(some: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
     return (some[at : at + _PIECE] for at in range(0, len(some), _PIECE))
-
-
-def _runs_with(some: Sequence[int] | NDArray[np.intp]) -> Runs:
-    """Return the runs that consist of these pages, which must be in ascending order."""
-    pages = np.asarray(some, dtype=np.intp)
-    apart = np.flatnonzero(np.diff(pages) != 1)
-    starts, ends = np.append(0, apart + 1), np.append(apart, len(pages) - 1)
-    return np.stack((pages[starts], pages[ends] + 1), axis=1)

@@ -21,16 +21,13 @@ from enum import Enum
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vmckpt.capture.memory.page_runs import NO_RUNS, Runs, merged
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.qemu_process import userfaultfd
 from vmckpt.hypervisor.qemu_process.injection import CannotInject
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-
-Runs = NDArray[np.intp]
-"""Runs of pages: shape (n, 2), the first page and the end (exclusive), in ascending order."""
 
 _API, _REGISTER = 0xC018AA3F, 0xC020AA00
 _VERSION = 0xAA
@@ -49,7 +46,6 @@ _NEAR = 16
 costs as much as several pages."""
 _MANY = 4096
 """With more runs than this, the whole range is protected in one call."""
-_NO_RUNS: Runs = np.zeros((0, 2), dtype=np.intp)
 
 
 class Why(Enum):
@@ -249,22 +245,4 @@ def _try_here() -> None:
 
 
 def _joined(found: list[Runs]) -> Runs:
-    return np.concatenate(found) if found else _NO_RUNS
-
-
-def merged(runs: Runs, near: int) -> Runs:
-    """Return the runs, merging those that have at most `near` pages between them."""
-    if not len(runs):
-        return runs
-    apart = np.flatnonzero(runs[1:, 0] - runs[:-1, 1] > near)
-    starts, ends = np.append(0, apart + 1), np.append(apart, len(runs) - 1)
-    return np.stack((runs[starts, 0], runs[ends, 1]), axis=1)
-
-
-def numbers(runs: Runs) -> NDArray[np.intp]:
-    """Return the numbers of all pages in runs, in ascending order."""
-    lengths = runs[:, 1] - runs[:, 0]
-    total = int(lengths.sum())
-    before = np.cumsum(lengths) - lengths
-    found: NDArray[np.intp] = np.arange(total) + np.repeat(runs[:, 0] - before, lengths)
-    return found
+    return np.concatenate(found) if found else NO_RUNS

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from vmckpt.capture.device_limits import DISKS_OUTSIDE
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Disk, Guest, GuestState
 from vmckpt.model.host import GuestOnHost, HostFacts
@@ -90,8 +91,6 @@ def blockers(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 _MAY_BE_EMPTY = ("file", "block")
 """Types of drives that have no source while they are empty."""
-_OF_THE_HOST = ("nvme", "vhostuser", "vhostvdpa")
-"""Types of disks that are devices of the guest's host."""
 
 
 def storage_proven(facts: Facts) -> bool:
@@ -229,7 +228,7 @@ def _emulated(facts: Facts, guest: Guest) -> Iterator[Finding]:
 
 def _storage(facts: Facts, guest: Guest) -> Iterator[Finding]:
     for disk in guest.disks:
-        if disk.kind in _OF_THE_HOST:
+        if disk.kind in DISKS_OUTSIDE:
             yield _blocker(
                 "storage-not-visible", facts.target,
                 f"disk {disk.target} of {guest.name} ({disk.kind}) is a device of {facts.source}",

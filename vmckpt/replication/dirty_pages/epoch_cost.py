@@ -4,7 +4,8 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from vmckpt.capture.memory.write_tracking import CannotTrack, MemoryRange, Why, numbers
+from vmckpt.capture.memory import page_runs
+from vmckpt.capture.memory.write_tracking import CannotTrack, MemoryRange, Why
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.model.epoch_cost import EpochCost, Finder
@@ -54,4 +55,4 @@ def _round(writes: Tracker) -> tuple[float, int]:
     began = time.perf_counter()
     found = writes.collect_all()
     took = time.perf_counter() - began
-    return took, sum(len(numbers(runs)) for runs in found)
+    return took, sum(page_runs.count(runs) for runs in found)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers, differing, tasks
+from vmckpt.util import thread_call
 
 Pages = NDArray[np.uint64]
 
@@ -72,16 +73,7 @@ class CompareFinder:
     def begin(self) -> "Future[list[Changed]]":
         """Start the comparison. The memory must not change until the returned future is done."""
         self._room = self._most
-        future: Future[list[Changed]] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(self._all())
-            except Exception as exc:  # noqa: BLE001 - raised in the thread that waits
-                future.set_exception(exc)
-
-        threading.Thread(target=run, name="comparing", daemon=True).start()
-        return future
+        return thread_call.start(self._all, name="comparing")
 
     def _all(self) -> list[Changed]:
         together = zip(self._live, self._last, self._held, strict=True)

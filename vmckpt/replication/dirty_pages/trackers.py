@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol, Self
 
+from vmckpt.capture.memory.page_runs import Runs
 from vmckpt.capture.memory.soft_dirty import SoftDirty
-from vmckpt.capture.memory.write_tracking import MemoryRange, Runs, WriteTracking
+from vmckpt.capture.memory.write_tracking import MemoryRange, WriteTracking
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.model.epoch_cost import Finder
 

@@ -11,8 +11,6 @@ A page is *stale* from the moment in which a scan finds it written until it is s
 capture therefore loses nothing: the next one copies all stale pages.
 """
 
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -23,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory import memory_files, page_runs
 from vmckpt.capture.memory.memory_files import MemoryFile
-from vmckpt.capture.memory.page_diff import Flags, Numbers, held
+from vmckpt.capture.memory.page_diff import Flags, Numbers
 from vmckpt.capture.memory.process_memory import ProcessMemory
 from vmckpt.capture.memory.ram_blocks import RamBlocks
-from vmckpt.capture.memory.write_tracking import MemoryRange, Runs, numbers
+from vmckpt.capture.memory.write_tracking import MemoryRange
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.model.epoch_cost import Finder
@@ -39,6 +37,7 @@ from vmckpt.replication.primary.memory import Pause, Piece, cut, differing
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.units import MIB
+from vmckpt.util import thread_call
 
 HOT = 64 * MIB >> 12
 """Default maximum number of pages whose last sent content is kept, so that only differences are
@@ -111,20 +110,10 @@ class TrackedMemory:
             self._tracking = True
 
     def prepare(self) -> None:
-        pass
+        """Do nothing: pages can be protected only in the pause."""
 
     def begin(self) -> "Future[list[Changed]]":
-        future: Future[list[Changed]] = Future()
-
-        def run() -> None:
-            try:
-                self._mark_written()
-                future.set_result([self._changed(index) for index in range(len(self._blocks))])
-            except Exception as exc:  # noqa: BLE001 - raised in the thread that waits
-                future.set_exception(exc)
-
-        threading.Thread(target=run, name="scanning", daemon=True).start()
-        return future
+        return thread_call.start(self._changes, name="scanning")
 
     def changes(self, pause: Pause) -> list[Changed]:
         pause(self._mark_written)
@@ -171,7 +160,11 @@ class TrackedMemory:
                 block.stale[:] = True
             raise
         for block, runs in zip(self._blocks, found, strict=True):
-            block.stale[numbers(runs)] = True
+            block.stale[page_runs.numbers(runs)] = True
+
+    def _changes(self) -> list[Changed]:
+        self._mark_written()
+        return [self._changed(index) for index in range(len(self._blocks))]
 
     def _changed(self, index: int) -> Changed:
         """Copy the stale pages of the paused guest.
@@ -185,17 +178,10 @@ class TrackedMemory:
         return Changed(numbers=found, pages=self._read(index, found, block.arena))
 
     def _read(self, index: int, some: Numbers, into: Pages | None = None) -> Pages:
-        return self._memory.read(index, runs_with(some), into)
+        return self._memory.read(index, page_runs.of_numbers(some), into)
 
     def _populated(self, index: int) -> Flags:
-        file = self._files[index]
-        if file is None:
-            return self._memory.populated(index)
-        opened = file.open(os.O_RDONLY)
-        try:
-            return held(opened, file.size)
-        finally:
-            os.close(opened)
+        return self._memory.populated(index, self._files[index])
 
     def _digests(self, index: int, populated: Flags, first: int, end: int) -> NDArray[np.uint64]:
         found = np.full(end - first, page_codec.ZERO_DIGEST, dtype=np.uint64)
@@ -224,12 +210,3 @@ def _differences(block: _Block, found: Numbers, pages: Pages) -> Iterator[Piece]
                 again = block.sent_once[numbers]
                 yield numbers, content, block.hot.content(numbers) if is_known else None
                 block.hot.put(numbers[again], content[again])
-
-
-def runs_with(some: Numbers) -> Runs:
-    """Return the runs that consist of these pages, which must be in ascending order."""
-    if not len(some):
-        return np.zeros((0, 2), dtype=np.intp)
-    apart = np.flatnonzero(np.diff(some) != 1)
-    starts, ends = np.append(0, apart + 1), np.append(apart, len(some) - 1)
-    return np.stack((some[starts], some[ends] + 1), axis=1)

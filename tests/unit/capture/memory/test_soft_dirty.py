@@ -16,8 +16,9 @@ import pytest
 
 from tests.support.written_process import WrittenProcess
 from vmckpt.capture.memory import soft_dirty
+from vmckpt.capture.memory.page_runs import Runs, numbers
 from vmckpt.capture.memory.soft_dirty import SoftDirty, is_anonymous
-from vmckpt.capture.memory.write_tracking import CannotTrack, MemoryRange, Runs, Why, numbers
+from vmckpt.capture.memory.write_tracking import CannotTrack, MemoryRange, Why
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 PAGES = 256

@@ -14,9 +14,10 @@ from tests.lab.bench import until
 from tests.support.trackers import running
 from tests.support.written_process import WrittenProcess
 from vmckpt.capture.memory import tracker
+from vmckpt.capture.memory.page_runs import numbers
 from vmckpt.capture.memory.ram_blocks import RamBlock
 from vmckpt.capture.memory.tracker import TrackerState
-from vmckpt.capture.memory.write_tracking import WriteTracking, numbers
+from vmckpt.capture.memory.write_tracking import WriteTracking
 from vmckpt.errors import GuestLocked
 from vmckpt.util import host_directories
 

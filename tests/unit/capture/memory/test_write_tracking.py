@@ -14,14 +14,12 @@ import pytest
 from tests.support.scratch_qemu import SIZE, Scratch
 from tests.support.written_process import WrittenProcess
 from vmckpt.capture.memory import write_tracking
+from vmckpt.capture.memory.page_runs import Runs, merged, numbers
 from vmckpt.capture.memory.write_tracking import (
     CannotTrack,
     MemoryRange,
-    Runs,
     Why,
     WriteTracking,
-    merged,
-    numbers,
 )
 from vmckpt.hypervisor.qemu_process import injection, userfaultfd
 from vmckpt.hypervisor.qemu_process.injection import CannotInject
@@ -222,28 +220,14 @@ def test_nothing_is_left_wherever_the_tracker_is_killed(process: WrittenProcess)
     assert left > 0, "no step was hit at which the process has the descriptor"
 
 
-def test_numbers_of_pages_in_runs() -> None:
-    runs = np.array([[3, 5], [9, 10]], dtype=np.intp)
-    assert numbers(runs).tolist() == [3, 4, 9]
-    assert numbers(np.zeros((0, 2), dtype=np.intp)).tolist() == []
-
-
-def test_runs_that_are_near_each_other_are_merged() -> None:
-    runs = np.array([[0, 1], [3, 5], [30, 31], [48, 50]])
-    assert merged(runs, 2).tolist() == [[0, 5], [30, 31], [48, 50]]
-    assert merged(runs, 17).tolist() == [[0, 5], [30, 50]]
-    assert merged(runs[:0], 2).tolist() == []
-
-
 def test_what_is_written_beside_a_run_meanwhile_is_not_missed(
     process: WrittenProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the scan that finds the neighbourhood, and the one that protects it."""
-    real = write_tracking.merged
 
     def and_write(runs: Runs, near: int) -> Runs:
         process.write([9])
-        return real(runs, near)
+        return merged(runs, near)
 
     with tracked(process) as writes:
         writes.collect_all()

@@ -13,14 +13,14 @@ import pytest
 
 from tests.support.replicas import SHORT, mapped, two_ends
 from tests.support.written_process import WrittenProcess
+from vmckpt.capture.memory.page_runs import Runs
 from vmckpt.capture.memory.process_memory import ProcessMemory
-from vmckpt.capture.memory.write_tracking import CannotTrack, Runs, Why, WriteTracking
+from vmckpt.capture.memory.write_tracking import CannotTrack, Why, WriteTracking
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary.memory import answer
 from vmckpt.replication.primary.tracked_memory import (
     MemoryBlock,
     TrackedMemory,
-    runs_with,
 )
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.connection import PeerConnection
@@ -249,8 +249,3 @@ def compare(
     finally:
         near.send(Digests(file=0, first=0, data=b""))
         teller.join()
-
-
-def test_runs_consist_of_the_pages() -> None:
-    assert runs_with(np.array([1, 2, 3, 7, 9, 10])).tolist() == [[1, 4], [7, 8], [9, 11]]
-    assert runs_with(np.zeros(0, dtype=np.intp)).tolist() == []
