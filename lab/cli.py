@@ -36,7 +36,9 @@ def chaos(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the operations. Default: random.")
     ] = None,
-    first: Annotated[int, typer.Option(min=1, help="Number of the first operation.")] = 1,
+    first: Annotated[
+        int, typer.Option(min=1, help="Start with operation N of the seed's sequence.")
+    ] = 1,
     postgres: Annotated[
         bool,
         typer.Option(

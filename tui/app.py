@@ -350,7 +350,7 @@ class Dashboard(App[None]):
             self.notify(str(exc), severity="error", markup=False)
             return
         self.copy_to_clipboard(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
-        self.notify(f"{scene.job.operation.id} was copied as JSON")
+        self.notify(f"{scene.job.operation.id} copied to the clipboard as JSON")
 
     def _begin(self, words: tuple[Words, ...]) -> None:
         try:

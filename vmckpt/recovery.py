@@ -229,7 +229,7 @@ class _One:
             with recorder.taken_over(self._journal, operation, self._caller.warn) as kept:
                 return await self._ask(operation, kept, adopt=adopt)
         except (GuestLocked, LeaseLost) as exc:
-            return Settled(truth=f"the job has another controller: {exc.message}", outcome=None)
+            return Settled(truth=f"the job was not recovered: {exc.message}", outcome=None)
         except VmckptError as exc:
             return _unsettled(exc)
 

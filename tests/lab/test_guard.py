@@ -19,7 +19,7 @@ def test_a_check_that_fails_takes_the_guest_back(kept: Bench) -> None:
     assert done.code == 23, done.err
     told = done.json
     assert (told["ending"], told["command_status"]) == ("back", 0)
-    assert told["why"] == "the guest is shut-off on alpha"
+    assert told["why"] == "the guest is shut off on alpha"
     assert told["restored"]["hook_status"] == 0
     assert "from 20" in done.err
     assert kept.where() == ["alpha"]

@@ -256,6 +256,6 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
         raise HostUnreachable(
             f"guest {name} is not running on any host that answered; no answer from {silent}",
             host=next(iter(errors)),
-            hint="fix the host, or name the source with --from",
+            hint=f"run vmckpt doctor {' '.join(errors)}, or name the source with --from",
         )
     raise fleet.no_guest(inventory, name, found)

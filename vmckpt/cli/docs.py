@@ -146,7 +146,7 @@ def schema(
 
 
 def names() -> list[str]:
-    """Return the commands that print JSON, like "snapshot create"."""
+    """Return the commands that print JSON, such as "snapshot create"."""
     files = (one.name for one in _folder().iterdir())
     return sorted(one.removesuffix(_END).replace("_", " ") for one in files if one.endswith(_END))
 

@@ -235,7 +235,8 @@ _POLICY = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="Policy for all guests. Default: each guest's policy, or maintenance if it has none.",
+        help="Policy for all guests. Default: each guest's own policy; if it has none, the policy"
+        " maintenance.",
     ),
 ]
 _DRY = Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")]

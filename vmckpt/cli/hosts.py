@@ -54,8 +54,10 @@ def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
                 f"{active} of {len(facts.guests)}",
             )
         output.out.print(shown)
-    if errors := [f"{view.error}" for view in views if view.error is not None]:
-        raise HostUnreachable("; ".join(errors), host="", hint="run vmckpt doctor")
+    if errors := {view.host.name: view.error for view in views if view.error is not None}:
+        raise HostUnreachable(
+            "; ".join(errors.values()), host="", hint=f"run vmckpt doctor {' '.join(errors)}"
+        )
 
 
 def _host_json(view: "fleet.HostView") -> dict[str, Any]:
@@ -108,7 +110,9 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
         raise model_guest.error(twice)
     if errors:
         raise HostUnreachable(
-            "; ".join(errors.values()), host=next(iter(errors)), hint="run vmckpt doctor"
+            "; ".join(errors.values()),
+            host=next(iter(errors)),
+            hint=f"run vmckpt doctor {' '.join(errors)}",
         )
 
 

@@ -85,7 +85,10 @@ def _line(policy: Policy) -> dict[str, Any]:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="Name of a policy, or a file.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|FILE", help="Name of a policy, or the path of a policy file."),
+    ],
     policies: POLICIES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -234,7 +237,7 @@ def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
         raise HostUnreachable(
             f"guest {name} was not found on any host that answered; no answer from {silent}",
             host=next(iter(errors)),
-            hint="run vmckpt doctor",
+            hint=f"run vmckpt doctor {' '.join(errors)}",
         )
     raise fleet.no_guest(known, name, found)
 

@@ -50,7 +50,7 @@ class Under:
     """Whether sending the rest takes no longer than the setup of another move. If so, that move may
     begin."""
     shared: bool = False
-    """Whether another move has used one of its links at the same time."""
+    """Whether another move has used one of this move's links at the same time."""
 
 
 def begin(move: Move) -> Under:

@@ -50,7 +50,7 @@ Resolve = Callable[[str], Awaitable[Outcome | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """The order for a run, with the settings and callbacks that the run uses."""
+    """The order for an evacuation, repopulation or balancing, with its settings and callbacks."""
 
     scope: Scope
     task: Task

@@ -47,13 +47,13 @@ def decide(task: Task, seen: FleetView) -> RestartPlan:
         elif known.way is not TravelMethod.OFFLINE:
             continue  # it is already running there
         elif silent := sorted(seen.silent):
-            why = f"it may be running on {silent[0]}, which does not answer"
+            why = f"it may be running on a host that does not answer: {', '.join(silent)}"
             left.append(
                 _left(
                     known.name,
                     task.host,
                     why,
-                    f"run vmckpt doctor {silent[0]}, then start the guest",
+                    f"run vmckpt doctor {' '.join(silent)}, then start the guest",
                 )
             )
         else:

@@ -75,7 +75,7 @@ class Task:
             Unplaced(
                 tenant=Tenant(name=called.get(uuid, uuid), host="", memory=Bytes(0), cpus=0.0),
                 why=f"not found; no answer from {', '.join(silent)}",
-                hint=f"run vmckpt doctor {silent[0]}",
+                hint=f"run vmckpt doctor {' '.join(silent)}",
             )
             for uuid in missing if silent and uuid not in seen.stuck
         )  # fmt: skip

@@ -150,7 +150,7 @@ def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
         if row is None:
             raise LeaseRefused(
                 f"guest {guest} already has a lease",
-                hint="run vmckpt unprotect for this guest first",
+                hint=f"run vmckpt unprotect {guest} first",
             )
         # Send only a digest of the password, since the server may log statements.
         digest = connection.pgconn.encrypt_password(

@@ -65,7 +65,9 @@ def apply_overrides(policy: Policy, overrides: PolicyOverrides) -> Policy:
 def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
     """Return the mode to use without a forecast.
 
-    For `auto` and `hybrid`: hybrid if `post_copy` is possible, otherwise pre-copy.
+    `post_copy`: whether post-copy is possible. If it is not, `auto` and `hybrid` become `precopy`.
+    If it is, `auto` becomes `hybrid`, provided that the policy has a rule with start_postcopy, and
+    `precopy` otherwise. Other modes are returned unchanged.
     """
     if policy.mode is Mode.AUTO:
         return Mode.HYBRID if post_copy and policy.may_switch_early else Mode.PRECOPY

@@ -203,9 +203,10 @@ def decide(topology: FenceTopology, tried: Sequence[Tried], waited: Seconds) -> 
 def _decide_level(topology: FenceTopology, level: int, tried: Tried, waited: Seconds) -> Decision:
     """Return the next step within one level; REFUSE if the level has failed.
 
-    All devices are switched off first. Then they are queried in rounds. A round counts only if
-    every device reports "off". Each device was off when it acknowledged `off`, and is still off
-    after the last `off`, so there was a moment at which the host had no power.
+    First the power is switched off through each device. Then all devices are queried in rounds. A
+    round counts only if every device reports "off". Each device's power was off when the device
+    acknowledged `off`, and is still off after the last `off`, so there was a moment at which the
+    host had no power.
     """
     count = len(topology.levels[level])
     for number, ran in enumerate(tried.off):

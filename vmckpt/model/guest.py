@@ -57,7 +57,17 @@ class GuestState(StrEnum):
         """Whether the guest has a QEMU process."""
         return self not in _INACTIVE
 
+    @property
+    def in_words(self) -> str:
+        """The state as it follows "is" in a sentence."""
+        return _IN_WORDS.get(self, self.value.replace("-", " "))
 
+
+_IN_WORDS = {
+    GuestState.STANDBY: "a standby",
+    GuestState.TEST: "a test copy of a standby",
+    GuestState.UNKNOWN: "in an unknown state",
+}
 _RUNNING = (GuestState.RUNNING, GuestState.BLOCKED)
 _INACTIVE = (
     GuestState.SHUT_OFF, GuestState.CRASHED, GuestState.STANDBY, GuestState.TEST,

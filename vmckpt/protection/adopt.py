@@ -61,8 +61,8 @@ def decide(guest: str, told: Mapping[str, ProtectionStatus], *, dead: bool) -> F
         raise GuestLocked(
             f"{guest} may be running on {only.primary}, which cannot be queried; its standby is on"
             f" {only.backup}",
-            hint=f"fix {only.primary}; if it is off, run vmckpt failover {guest} --host-is-off"
-            " --lost-journal",
+            hint=f"run vmckpt doctor {only.primary}; if {only.primary} is off, run vmckpt failover"
+            f" {guest} --host-is-off --lost-journal",
         )
     return only
 

@@ -64,6 +64,15 @@ class ProtectionStatus:
         """Whether the host answers and has no protection of the guest."""
         return self.error is None and self.role is None
 
+    def stopped_because(self, host: str, what: str) -> str:
+        """Return why `host`, which sent this answer, does not run the guest.
+
+        `what`: "protection" or "migration".
+        """
+        if self.knows_nothing:  # /run/vmckpt is empty after a restart
+            return f"{host} has no record of the {what}; {host} may have restarted"
+        return self.why or self.says or "the reason is unknown"
+
 
 def parse_answer(told: Mapping[str, Any]) -> ProtectionStatus:
     """Build a ProtectionStatus from an answer that agent_answers has checked."""

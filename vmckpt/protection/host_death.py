@@ -157,7 +157,8 @@ def _fence(case: Case) -> Proof:
         raise GuestLocked(
             f"{case.primary} is not fenced: {case.guest} is running there, and its standby on"
             f" {case.backup} is outdated ({phase})",
-            hint=f"fix {case.backup} or the link; the standby then synchronises automatically",
+            hint=f"run vmckpt doctor {case.backup}, and check the link between the hosts; once both"
+            " work, the standby synchronises automatically",
         )
     return Proof.FENCE
 

@@ -128,7 +128,8 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
         return Settled(
             truth=f"{guest} is protected, but {' and '.join(silent)} cannot be queried",
             outcome=None,
-            settle=f"fix {silent[0]}, or run vmckpt failover {guest} if the primary is lost",
+            settle=f"run vmckpt doctor {' '.join(silent)}; if {primary} is lost, run vmckpt"
+            f" failover {guest}",
         )
     waits = theirs.role is not None and theirs.outcome is None
     if ours.outcome == ProtectionOutcome.ENDED:
@@ -144,8 +145,8 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
             settle="vmckpt's agents keep running; nothing to do",
         )
     if waits and not ours.runs:
-        # Its host may have restarted: then the standby has the newest state of the guest.
-        why = ours.why or f"{primary} has no record of it"
+        # If the primary has restarted, the standby has the newest state of the guest.
+        why = ours.stopped_because(primary, "protection")
         return Settled(
             truth=f"the standby of {guest} on {backup} is waiting: {why}",
             outcome=None,

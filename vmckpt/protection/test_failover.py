@@ -111,8 +111,8 @@ async def _wish(
         raise GuestLocked(str(answer["error"]))
     if not answer.get("agent"):
         raise GuestLocked(
-            f"{known.operation.guest} has no standby on {known.backup.name}:"
-            f" {answer.get('why') or answer.get('says') or 'the host has no record of one'}",
+            f"{known.operation.guest} has no standby on {known.backup.name} that can be tested:"
+            f" {answer.get('why') or answer.get('says') or 'the host has no record of a standby'}",
             hint=f"run vmckpt status {known.operation.guest}",
         )
     found = _test(answer) or none

@@ -140,8 +140,9 @@ class Content:
 async def copy(source: Host, target: Host, what: Content, tell: Callable[[float], None]) -> None:
     """Copy an image's content to the image on the target.
 
-    `tell` is called with the progress, 0 to 1. Neither image may be in use; a guest cannot be
-    started meanwhile. Raises RemoteError if the copy fails; the target's image is then incomplete.
+    `tell` is called with the progress, 0 to 1. Neither image may be in use. The copy locks both, so
+    a guest that uses either of them cannot be started meanwhile. Raises RemoteError if the copy
+    fails; the target's image is then incomplete.
     """
     key = {"key": secrets.token_hex(32)}
     serve = ["sh", "-c", SERVE, "sh", what.address, what.format, what.to]

@@ -250,7 +250,8 @@ class Showing:
             raise BadInput(f"no guest {name!r} on any host", hint="run vmckpt guests")
         if not guest.state.is_active:
             raise BadInput(
-                f"{guest.name} is {guest.state}", hint="choose a running guest for a migration"
+                f"{guest.name} is {guest.state.in_words}",
+                hint="choose a running guest for a migration",
             )
         return self._world.made(guest, self._host(options.get("to", "")), _manner(options), now)
 

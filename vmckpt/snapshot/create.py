@@ -192,7 +192,8 @@ def require_capturable(guest: Guest, host: Host, *, memory: bool = True) -> None
     """
     if memory and not guest.state.is_active:
         raise BadInput(
-            f"{guest.name} is {guest.state} on {host.name}, so it has no memory to capture",
+            f"{guest.name} is {guest.state.in_words} on {host.name}, so its memory cannot be"
+            " captured",
             hint="start the guest, or omit its memory with --no-memory",
         )
     if guest.job is not None:

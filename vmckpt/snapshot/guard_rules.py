@@ -117,10 +117,9 @@ def wrong_with_guest(
         return ""
     if states:
         host, state = next(iter(states.items()))
-        return f"the guest is {state} on {host}"
-    return (
-        f"the guest is not running on any host{f'; {silent[0]} does not answer' if silent else ''}"
-    )
+        return f"the guest is {state.in_words} on {host}"
+    unknown = f"; no answer from {', '.join(silent)}" if silent else ""
+    return f"the guest is not running on any host{' that answers' if silent else ''}{unknown}"
 
 
 def way_back(snapshot: str, store: str) -> str:

@@ -24,7 +24,7 @@ class Kept:
     """The schedule that made the snapshot; None if it was not made by a schedule."""
     pinned: bool = False
     good: bool | None = None
-    """The result of the snapshot's last check; None if it was not checked."""
+    """Whether the snapshot passed its last check; None if it was not checked."""
     group: str | None = None
     """ID of the group snapshot to which the snapshot belongs."""
 

@@ -250,7 +250,7 @@ def test_a_restarted_holder_makes_its_standby_worthless(protection: Protection) 
 def test_tokens_of_a_guest_grow_over_all_its_protections(protection: Protection) -> None:
     url = protection.server.url()
     alpha, _, token = protected(protection)
-    why = "has a lease; run vmckpt unprotect for this guest first"
+    why = f"has a lease; run vmckpt unprotect {protection.guest} first"
     with pytest.raises(LeaseRefused, match=why):
         lease_client.issue(url, protection.guest, TERMS, "s-2")
     with pytest.raises(LeaseRefused, match="and renewed it just now"):

@@ -210,7 +210,9 @@ def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
             standby_setup.note_settled(folder)
         known[0] = is_known
         defined.clear()
-        assert orders._end(order(tmp_path)) == {"did": ["the guest is no longer protected"]}
+        assert orders._end(order(tmp_path)) == {
+            "did": ["ended the protection; the guest stays on this host"]
+        }
         assert defined == wanted
         assert not folder.exists()
 

@@ -43,7 +43,12 @@ def test_its_end_takes_the_guest_back(status: int, stopped: bool, why: str) -> N
         ({"alpha": PAUSED}, [], True, ""),
         ({"alpha": GuestState.CRASHED}, [], True, "the guest is crashed on alpha"),
         ({}, [], False, "the guest is not running on any host"),
-        ({}, ["beta"], False, "the guest is not running on any host; beta does not answer"),
+        (
+            {},
+            ["beta"],
+            False,
+            "the guest is not running on any host that answers; no answer from beta",
+        ),
     ],
 )
 def test_the_guest_must_still_run(

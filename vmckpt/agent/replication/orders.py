@@ -283,7 +283,7 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
     if _takes_over(folder, session):
         _settle(order, session, folder)
         standby_setup.clear(session, folder)
-        return ["the guest is no longer protected"]
+        return ["ended the protection; the guest stays on this host"]
     return list(standby_setup.remove(session, folder))
 
 

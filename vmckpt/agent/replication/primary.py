@@ -195,7 +195,7 @@ class _Agent:
             return CopiedMemory(files, memory_of(self.folder), stack)
         tracker.end(monitor.guest)  # a snapshot may have been taken since `protect` examined it
         finder = Finder(self._session.extra.get("finder", Finder.WRITE_TRACKING))
-        self._status.finds(finder, why or "the kernel reports the pages that QEMU writes")
+        self._status.finds(finder, why or "the kernel reports written pages")
         found = ram_blocks.find(monitor, self._process)
         blocks = tracked_memory.blocks_of(found, self._process)
         hot = tracked_memory.HOT_MOVE if self._session.moves else tracked_memory.HOT

@@ -79,7 +79,7 @@ def decide(
     if any(one.spot is Spot.OTHER and one.aside for one in disks):
         return LeftoverDecision.UNCLEAR, "an image was replaced by a file of unknown origin"
     if any(one.spot is Spot.WRITTEN for one in disks):
-        return LeftoverDecision.UNCLEAR, "some of the restored images were written to"
+        return LeftoverDecision.UNCLEAR, "some of the restored images have been changed since"
     if seat.runs and any(one.ours or one.aside for one in disks):
         return (
             LeftoverDecision.UNCLEAR,
@@ -103,6 +103,6 @@ def _all_there(
     if any(one.spot is Spot.WRITTEN for one in disks):
         return (
             LeftoverDecision.UNCLEAR,
-            "the guest is off, and the restored images were written to",
+            "the guest is off, and some of the restored images have been changed since",
         )
     return LeftoverDecision.BACK, ""

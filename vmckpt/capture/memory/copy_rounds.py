@@ -40,11 +40,11 @@ class Progress:
     rounds: int
     """Number of completed rounds."""
     remaining: int
-    """Pages that were written and not copied since."""
+    """Number of pages that were written and not copied since."""
     before: int
     """The value of `remaining` before the last round; 0: there was no round yet."""
     rate: float
-    """Pages that can be copied per second."""
+    """Number of pages that can be copied per second."""
 
 
 def pause(progress: Progress) -> Seconds:

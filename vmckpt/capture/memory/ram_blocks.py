@@ -58,7 +58,11 @@ class Region:
 
 
 def find(monitor: Commands, process: HeldProcess) -> RamBlocks:
-    """Return the blocks of a guest. Raises CannotTrack, HypervisorError."""
+    """Return a guest's RAM blocks, except constant ROMs whose address is not known.
+
+    Raises CannotTrack if the address of another block cannot be determined, HypervisorError,
+    OSError.
+    """
     sizes = blocks(_hmp(monitor, "info ramblock"))
     seen = regions(_hmp(monitor, "info mtree -f"))
     backends = [str(one.get("id", "")) for one in monitor.ask("query-memdev")] or [_MAIN]

@@ -415,8 +415,8 @@ class SharedMemory:
             opened = file.open(os.O_RDONLY)
         except OSError as exc:
             raise CannotCapture(
-                f"{self._monitor.name} on {self._monitor.host}: its memory {file.names[0]!r}"
-                f" cannot be opened: {exc}",
+                f"{self._monitor.name} on {self._monitor.host}: cannot open its memory file"
+                f" {file.names[0]!r}: {exc}",
                 hint="let vmckpt log in to that host as root: ssh: {user: root} in the inventory",
             ) from exc
         try:

@@ -78,7 +78,7 @@ class LentTracking:
         """
         self._line.send(json.dumps({"do": "keep", "number": number}).encode())
         if not self._line.recv(LONGEST):
-            raise ConnectionResetError("the tracker of the guest's writes has ended")
+            raise ConnectionResetError("the process that tracks the guest's writes has exited")
 
     def end(self) -> None:
         """End the tracker. Raises OSError."""

@@ -54,7 +54,7 @@ class Why(Enum):
     OLD_KERNEL = "the kernel does not support it; Linux 6.7 or later is needed"
     PAGE_SIZE = "the kernel's pages are larger than 4 KiB"
     NOT_PERMITTED = "QEMU is not permitted to create a userfaultfd"
-    NO_SOFT_DIRTY = "the kernel does not mark written pages (CONFIG_MEM_SOFT_DIRTY)"
+    NO_SOFT_DIRTY = "the kernel does not support soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)"
     NOT_ANONYMOUS = "its memory is in a file or huge pages, whose soft-dirty bits are not reliable"
     NO_ACCESS = "its page tables must not be read"
     IN_USE = "another vmckpt process is using its soft-dirty bits"

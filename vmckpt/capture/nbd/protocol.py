@@ -159,7 +159,7 @@ class NbdSocket:
 
 _LARGEST = (1 << 63) - 1
 _MOST_REPLY = 65536
-"""Maximum length of one reply; a name has at most 4096 bytes."""
+"""Maximum length of one reply to an option, in bytes."""
 _MOST_REPLIES = 256
 _LONGEST_NAME = 4096
 

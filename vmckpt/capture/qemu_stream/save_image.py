@@ -66,7 +66,7 @@ def read_header(file: BinaryIO | FileIO) -> SaveHeader:
     if compression != _RAW:
         raise _wrong(f"compression method {compression} is not supported; the image must be raw")
     if not 0 < length <= _LONGEST_TEXT or offset >= length:
-        raise _wrong(f"invalid XML length of {length} bytes")
+        raise _wrong(f"invalid header: {length} bytes of XML, cookie at {offset}")
     texts = _exactly(file, length)
     xml, cookie = (texts[:offset], texts[offset:]) if offset else (texts, b"")
     try:

@@ -454,7 +454,7 @@ def _print_diff(found: "Compared") -> None:
         )
     output.out.print(table)
     beside = "" if found.follows else "; the second snapshot is not based on the first"
-    output.out.print(f"at most {show_bytes(found.changed)} changed{beside}")
+    output.out.print(f"changed: at most {show_bytes(found.changed)}{beside}")
 
 
 def _size(size: Bytes | None) -> str:

@@ -34,7 +34,7 @@ class Tenant:
     name: str
     host: str
     memory: Bytes
-    """The memory of the guest and its QEMU process."""
+    """Memory used by the guest and its QEMU process, in total."""
     cpus: float = 0.0
     """Number of cores counted for the guest."""
     needs: Needs = field(default_factory=Needs)

@@ -26,7 +26,7 @@ def fixed(guest: Guest) -> str | None:
     if guest.snapshots:
         return _snapshots(guest)
     if not guest.state.runs:
-        return f"it is {guest.state}"
+        return f"it is {guest.state.in_words}"
     return None
 
 

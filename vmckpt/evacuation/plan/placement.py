@@ -299,9 +299,10 @@ def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
                 f"make {missing} available on another host, or set storage: {{copy: thin}} in the"
                 " guest's policy to copy the disks"
             )
-        return f"fix this on a host: {needed}"
+        return f"fix this on another host: {needed}"
     return (
-        f"make {closed[0]} usable again; see vmckpt hosts and vmckpt maintenance list"
+        f"make a host usable again, such as {closed[0]}; see vmckpt hosts and vmckpt maintenance"
+        " list"
         if closed
         else "add a host to the inventory"
     )

@@ -162,7 +162,7 @@ async def balanced(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Pl
         if not made.left or number == _ROUNDS - 1:
             return made
         checks = {**checks, **made.checks}  # other targets or other guests may fit
-    raise AssertionError("the last round returns")
+    raise AssertionError("unreachable: the last round always returns a plan")
 
 
 def _looked_at(found: Placement, checks: Checks) -> Placement:

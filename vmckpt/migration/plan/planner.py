@@ -286,7 +286,7 @@ async def _copies(
             severity=Severity.BLOCKER,
             where=guest.name,
             text=f"the guest's disks could not be examined: {exc.message}",
-            hint="run vmckpt doctor",
+            hint=f"run vmckpt doctor {source.host.name} {target.host.name}",
         )
         return CopyPlan(findings=(found,), rest_shared=False)
 

@@ -160,7 +160,11 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
         )
     for error in facts.ssh_errors:
         yield _warning(
-            "ssh", facts.name, error, "run vmckpt doctor; without ssh, some checks are not made"
+            "ssh",
+            facts.name,
+            error,
+            f"run vmckpt doctor {facts.source} {facts.target}; without ssh, some checks are not"
+            " made",
         )
 
 
@@ -171,7 +175,7 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
         yield _blocker(
             "guest-not-running",
             guest.name,
-            f"is {guest.state} on {facts.source}",
+            f"is {guest.state.in_words} on {facts.source}",
             f"run virsh {verb} {guest.name} on {facts.source}",
         )
     if guest.job is not None:
@@ -340,7 +344,7 @@ def _uuid_taken(facts: Facts, guest: Guest, other: GuestOnHost) -> Finding:
     return _blocker(
         "uuid-taken",
         facts.target,
-        f"guest {other.name!r} has the same UUID {guest.uuid} and is {other.state}",
+        f"guest {other.name!r} has the same UUID {guest.uuid} and is {other.state.in_words}",
         hint,
     )
 

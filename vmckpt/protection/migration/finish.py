@@ -92,12 +92,15 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | N
             await _take_back(pair, say, told)
             return None
         if time.monotonic() > give_up or told.knows_nothing:
-            why = told.says or told.error or "the host has no record of it"
+            why = told.says or told.error or "the reason is unknown"
+            if told.knows_nothing:
+                why = "the host has no record of the migration"
             raise OutcomeUnknown(
                 f"{pair.guest} was handed over to {pair.target.name}, which does not report it as"
                 f" running: {why}",
                 host=pair.target.name,
-                hint="fix that host, then run vmckpt recover",
+                hint=f"run vmckpt doctor {pair.target.name}, fix the problems, then run vmckpt"
+                " recover",
             )
         # The source's message to the standby may have been lost.
         with suppress(VmckptError):

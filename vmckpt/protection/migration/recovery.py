@@ -72,7 +72,8 @@ def truth(pair: Pair, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settl
         return Settled(
             truth=f"{guest} was moving to {target}, and {' and '.join(silent)} cannot be queried",
             outcome=None,
-            settle=f"fix {silent[0]}, then run vmckpt recover",
+            settle=f"run vmckpt doctor {' '.join(silent)}, fix the problems, then run vmckpt"
+            " recover",
         )
     if finish.is_given(ours):
         return _given(pair, theirs)
@@ -80,7 +81,7 @@ def truth(pair: Pair, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settl
     if ours.runs:
         return Settled(truth=f"{guest} never left {source}", outcome=Outcome.FAILED, did=did)
     if ours.role or theirs.role:
-        why = ours.why or f"{source} has no record of it"
+        why = ours.stopped_because(source, "migration")
         return Settled(truth=f"{guest} has stopped: {why}", outcome=Outcome.SHUT_OFF, did=did)
     return Settled(
         truth=f"{guest} is running on neither host, and no part of its migration is left",
@@ -102,7 +103,7 @@ def _given(pair: Pair, theirs: ProtectionStatus) -> Settled:
             did=(f"run the guest on {target}", "clean up after the migration"),
         )  # fmt: skip
     return Settled(
-        truth=f"{source} has handed {guest} over to {target}, which has no record of it",
+        truth=f"{source} has handed {guest} over to {target}, which has no record of the migration",
         outcome=None,
         settle=f"look for the guest on {target}; its definition is in {pair.state} on {source}",
     )

@@ -107,9 +107,9 @@ class Reader:
         _, version = _BEGINNING.unpack_from(self._data)
         if version > VERSION:
             raise TooNew(
-                f"the agent at the other end uses protocol version {version}, but this agent uses"
-                f" version {VERSION}",
-                hint="upgrade vmckpt on this host",
+                f"the guest's two agents use different versions of the protocol, {VERSION} and"
+                f" {version}",
+                hint="run vmckpt unprotect, then vmckpt protect, to start both with one version",
             )
         if version < VERSION:
             raise damaged(f"a frame of version {version}")

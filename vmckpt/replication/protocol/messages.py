@@ -47,7 +47,7 @@ class OutOfOrder(WireError):
 
 
 class TooNew(WireError):
-    """The other end runs a newer vmckpt."""
+    """The other end uses a newer version of the protocol."""
 
 
 class TooLong(WireError):

@@ -317,7 +317,7 @@ class Watchdog:
         if spare is not None and spare.lives():
             if not rules.stuck(looked, self._woke, now):
                 return False
-            self.log(f"killed the spare watchdog, process {spare.pid}: it was hung")
+            self.log(f"killed the spare watchdog, process {spare.pid}, because it hung")
             spare.kill()
         if now < self._spare_since + _SPARE_AGAIN:
             return False

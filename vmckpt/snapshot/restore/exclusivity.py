@@ -60,13 +60,14 @@ def require_exclusive(
                 f"{path} is also an image of guest {user} on {one.host}; nothing was changed",
                 hint="restore the snapshot as another guest with --as",
             )
-    silent = next((one for one in heard if one.error is not None), None)
-    if silent is not None:
+    silent = {one.host: one.error for one in heard if one.error is not None}
+    if silent:
+        told = ", ".join(f"{name} ({error})" for name, error in silent.items())
         raise HostUnreachable(
-            f"{guest} may be running on {silent.host}, which does not answer ({silent.error});"
-            " nothing was changed",
-            host=silent.host,
-            hint="fix that host, or restore the snapshot as another guest with --as",
+            f"{guest} may be running on a host that does not answer: {told}; nothing was changed",
+            host=next(iter(silent)),
+            hint=f"run vmckpt doctor {' '.join(silent)}, or restore the snapshot as another guest"
+            " with --as",
         )
 
 

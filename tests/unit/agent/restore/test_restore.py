@@ -170,7 +170,7 @@ def test_the_next_snapshot_goes_on_from_what_was_restored(
         ([], True, True, None),
         ([], True, False, "web1 is running on alpha"),  # somebody has started it meanwhile
         ([HostAnswer(host="beta", runs=True, users={})], False, True, "web1 is running on beta"),
-        ([HostAnswer(host="beta", error="off")], False, True, "may be running on beta"),
+        ([HostAnswer(host="beta", error="off")], False, True, "does not answer: beta"),
     ],
 )
 async def test_who_runs_it_is_asked_again_before_it_makes_way(

@@ -35,8 +35,8 @@ HEADER = save_image.header("<domain/>", running=True)
         (b"QEVM" + bytes(200), "unknown format"),
         (HEADER[:16] + b"\x09" + HEADER[17:], "version 9"),
         (HEADER[:28] + b"\x02" + HEADER[29:], "compression method 2 is not supported"),
-        (HEADER[:20] + b"\xff\xff\xff\xff" + HEADER[24:], "invalid XML length of 4294967295 bytes"),
-        (HEADER[:32] + b"\x0a" + HEADER[33:], "invalid XML length of"),
+        (HEADER[:20] + b"\xff\xff\xff\xff" + HEADER[24:], "4294967295 bytes of XML, cookie at "),
+        (HEADER[:32] + b"\x0a" + HEADER[33:], "invalid header: "),
         (HEADER[:92] + b"\xff" * 10, "its XML is not valid UTF-8"),
     ],
 )

@@ -82,7 +82,9 @@ def test_who_lacks_what_a_guest_needs_does_not_get_it(wants: dict[str, object], 
     found = place(fleet([host("a"), host("b")], *leaving), leaving, RULES)
     (left,) = found.left
     assert left.why == f"b: {why}"
-    assert why in left.hint or left.hint.startswith(("fix this on a host", "make ceph available"))
+    assert why in left.hint or left.hint.startswith(
+        ("fix this on another host", "make ceph available")
+    )
 
 
 def test_a_closed_host_gets_nobody() -> None:

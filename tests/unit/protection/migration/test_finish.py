@@ -99,7 +99,7 @@ async def test_a_target_that_does_not_answer_leaves_it_open(hosts: Hosts) -> Non
 async def test_a_target_that_has_forgotten_it_is_not_waited_for(hosts: Hosts) -> None:
     hosts.give()
     hosts.target.role = hosts.target.ran = hosts.target.qemu = False
-    with pytest.raises(OutcomeUnknown, match="the host has no record of it"):
+    with pytest.raises(OutcomeUnknown, match="the host has no record of the migration"):
         await migration_finish.finish(PAIR, nothing)
 
 
@@ -273,7 +273,7 @@ async def test_a_target_that_knows_nothing_of_what_it_was_given_is_a_person_s(ho
     hosts.target.role = hosts.target.ran = hosts.target.qemu = False
     found = await settled(Recorder())
     assert found.outcome is None
-    assert "has no record of it" in found.truth
+    assert "has no record of the migration" in found.truth
 
 
 def test_only_the_open_attempt_counts() -> None:

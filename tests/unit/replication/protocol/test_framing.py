@@ -167,7 +167,7 @@ def test_a_damaged_token_is_no_wrong_one() -> None:
 
 
 def test_a_newer_version_is_told_by_six_bytes_and_names_both() -> None:
-    with pytest.raises(TooNew, match="version 9, but this agent uses version 1; upgrade vmckpt"):
+    with pytest.raises(TooNew, match="versions of the protocol, 1 and 9; run vmckpt unprotect"):
         Reader(token=TOKEN).feed(b"VMCR\0\x09")
 
 
