@@ -68,7 +68,8 @@ Sources = frozenset[tuple[str, int, int, int]]
 def load_all() -> Sources | None:
     """Import all modules that orders may need.
 
-    Returns the state of vmckpt's files before the imports; None if modules are missing.
+    Returns the state of vmckpt's files before the imports; None if modules are missing. Raises
+    OSError.
     """
     loaded = sources()
     before = os.environ.get(_THREADS)
@@ -154,7 +155,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def sources() -> Sources:
-    """Return the state of vmckpt's files. Takes about 5 ms."""
+    """Return the state of vmckpt's files. Takes about 5 ms. Raises OSError."""
     return frozenset(_below(str(Path(vmckpt.__file__).parent)))
 
 

@@ -25,7 +25,7 @@ _AT_LEAST = 0.3
 def count(order: CountOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Return "points": seconds, and bytes of the pages that were written within them.
 
-    Raises CannotTrack, CannotCapture, HypervisorError.
+    Raises CannotTrack, CannotCapture, HypervisorError, OSError.
     """
     with (
         QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor,

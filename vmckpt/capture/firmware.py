@@ -25,14 +25,18 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def nvram(xml: str) -> str | None:
-    """Return the path of a guest's NVRAM on its host; None if it has no file-backed NVRAM."""
+    """Return the path of a guest's NVRAM on its host; None if it has no file-backed NVRAM.
+
+    Raises ValueError if the XML is invalid.
+    """
     return path_of(domain_xml.tree(xml, "domain"))
 
 
 def tpm(xml: str, uuid: str) -> str | None:
     """Return the directory of a guest's TPM state on its host.
 
-    Returns None if the guest has no emulated TPM, or if its definition sets another path.
+    Returns None if the guest has no emulated TPM, or if its definition sets another path. Raises
+    ValueError if the XML is invalid.
     """
     node = domain_xml.tree(xml, "domain").find("devices/tpm")
     if node is None or node.find("backend[@type='emulator']") is None or tpm_elsewhere(node):
@@ -49,7 +53,7 @@ def tpm_elsewhere(node: ET.Element) -> str | None:
 def own_nvram(xml: str, name: str) -> str:
     """Return the definition with a new NVRAM file, named after `name`, in the same directory.
 
-    A definition without NVRAM is returned unchanged.
+    A definition without NVRAM is returned unchanged. Raises ValueError if the XML is invalid.
     """
     path = nvram(xml)
     if path is None:
@@ -83,12 +87,18 @@ def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:
 
 
 def there(xml: str, uuid: str) -> bool:
-    """Return whether a guest has NVRAM or TPM state that can be captured."""
+    """Return whether a guest has NVRAM or TPM state that can be captured.
+
+    Raises ValueError if the XML is invalid.
+    """
     return nvram(xml) is not None or tpm(xml, uuid) is not None
 
 
 def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
-    """Read all firmware files of a paused guest on this host. Raises HypervisorError.
+    """Read all firmware files of a paused guest on this host.
+
+    Raises HypervisorError, and ValueError if the XML is invalid.
+
 
     QEMU and swtpm own these directories, so no symbolic link in them is followed.
     """

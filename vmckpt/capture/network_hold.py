@@ -55,7 +55,10 @@ class Card:
 
 
 def cards(xml: str) -> tuple[Card, ...]:
-    """Return a running guest's network cards, and its passed-through PCI devices."""
+    """Return a running guest's network cards, and its passed-through PCI devices.
+
+    Raises ValueError if the XML is invalid.
+    """
     root = domain_xml.tree(xml, "domain")
     found = []
     for node in root.findall("devices/interface"):
@@ -126,8 +129,8 @@ class HoldUndo:
 def hold_facts(monitor: Commands) -> HoldUndo:
     """Return the undo record for buffering the guest's output, without changing anything.
 
-    Raises CannotCapture, which names the cards whose output cannot be buffered, and
-    HypervisorError.
+    Raises CannotCapture, which names the cards whose output cannot be buffered, HypervisorError,
+    OSError.
     """
     known = cards(monitor.described())
     vhost = _uses_vhost(monitor.guest)

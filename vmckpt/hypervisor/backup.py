@@ -139,7 +139,11 @@ class BitmapLost(HypervisorError):
 
 
 class Backups:
-    """Backups and checkpoints of one guest. Every call raises HypervisorError if libvirt fails."""
+    """Backups and checkpoints of one guest.
+
+    Every call raises HypervisorError if libvirt fails. Calls that change something also raise
+    OutcomeUnknown.
+    """
 
     def __init__(self, caller: DomainCaller) -> None:
         self._seat = caller

@@ -126,7 +126,10 @@ def without_questions(uri: str) -> str:
 
 @contextmanager
 def opened(uri: str, host: str) -> Iterator[libvirt.virConnect]:
-    """Open a connection, and close it at the end of the block. Raises HostUnreachable."""
+    """Open a connection, and close it at the end of the block.
+
+    Raises HostUnreachable, HypervisorError.
+    """
     start()
     try:
         connection = libvirt.open(without_questions(uri))

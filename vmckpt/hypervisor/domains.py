@@ -105,7 +105,7 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
 async def define_and_start(hypervisor: Hypervisor, xml: str) -> None:
     """Define a guest and start it; undefine it again if it does not start.
 
-    Raises HypervisorError, OutcomeUnknown.
+    Raises HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -122,7 +122,7 @@ async def define_and_start(hypervisor: Hypervisor, xml: str) -> None:
 async def define(hypervisor: Hypervisor, xml: str) -> str:
     """Define a guest. Returns the definition as completed by libvirt, valid for a save image.
 
-    Raises HypervisorError, OutcomeUnknown.
+    Raises HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> str:
@@ -135,7 +135,7 @@ async def define(hypervisor: Hypervisor, xml: str) -> str:
 async def start_transient(hypervisor: Hypervisor, xml: str) -> None:
     """Start a transient guest: libvirt does not keep its definition.
 
-    Raises HypervisorError, OutcomeUnknown.
+    Raises HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -147,7 +147,7 @@ async def start_transient(hypervisor: Hypervisor, xml: str) -> None:
 async def save(hypervisor: Hypervisor, name: str, path: str) -> None:
     """Save a guest's memory and device state to a save image, and stop the guest.
 
-    Raises HypervisorError, OutcomeUnknown.
+    Raises HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -159,7 +159,7 @@ async def save(hypervisor: Hypervisor, name: str, path: str) -> None:
 async def restore(hypervisor: Hypervisor, path: str, xml: str) -> None:
     """Start a guest from a save image, which may be a FIFO, with the definition `xml`.
 
-    Raises HypervisorError, OutcomeUnknown.
+    Raises HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -201,7 +201,7 @@ async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str
 async def remove(hypervisor: Hypervisor, name: str) -> None:
     """Destroy a guest and undefine it. Does nothing if the host has no such guest.
 
-    Raises HypervisorError, OutcomeUnknown.
+    Raises HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -222,7 +222,7 @@ async def remove(hypervisor: Hypervisor, name: str) -> None:
 
 
 async def resume(hypervisor: Hypervisor, uuid: str) -> None:
-    """Resume a guest if it is paused. Raises HypervisorError, OutcomeUnknown."""
+    """Resume a guest if it is paused. Raises HypervisorError, OutcomeUnknown, ReadOnly."""
 
     def change(connection: libvirt.virConnect) -> None:
         domain = connection.lookupByUUIDString(uuid)
@@ -235,7 +235,7 @@ async def resume(hypervisor: Hypervisor, uuid: str) -> None:
 async def end(hypervisor: Hypervisor, uuid: str) -> None:
     """Destroy a guest, like a power cut. Does nothing if the guest is not running.
 
-    Raises HypervisorError, OutcomeUnknown.
+    Raises HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -369,7 +369,7 @@ async def write(hypervisor: Hypervisor, uuid: str, xml: str, *, instead_of: str)
     """Replace a guest's stored definition. A running guest is not affected.
 
     `instead_of`: the stored definition that was read before. Raises HypervisorError, including if
-    the definition has changed since then, and OutcomeUnknown.
+    the definition has changed since then, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> bool:
@@ -419,7 +419,7 @@ async def put_right(
 
     `decide` gets the stored definition, or None if there is none, and returns the definition to
     store, or None to change nothing. Returns whether a definition was stored. Raises
-    HypervisorError, OutcomeUnknown.
+    HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> bool:

@@ -22,7 +22,8 @@ _AGAIN = Seconds(10.0)
 async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
     """Ask a guest to shut down, and wait until it is off. Never destroys the guest.
 
-    Raises HypervisorError if the guest is not off within `limit`; it may still shut down later.
+    Raises HypervisorError, including if the guest is not off within `limit`; it may still shut down
+    later. Raises ReadOnly.
     """
 
     def ask(connection: libvirt.virConnect) -> None:
@@ -53,7 +54,7 @@ async def suspend(hypervisor: Hypervisor, uuid: str) -> None:
     """Save a guest's memory on its host and stop its QEMU; `start` resumes the saved guest.
 
     Takes as long as writing the memory to disk. Raises HypervisorError; the guest then keeps
-    running. Raises OutcomeUnknown if the connection broke.
+    running. Raises ReadOnly, and OutcomeUnknown if the connection broke.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -79,7 +80,7 @@ async def move_offline(
 
     `target`: the other libvirt's URI as seen from this host. `xml`: the definition to store there;
     None: unchanged. Raises HypervisorError, including if the guest was started or saved meanwhile.
-    Raises OutcomeUnknown if either host may have the definition.
+    Raises ReadOnly, and OutcomeUnknown if either host may have the definition.
     """
     given = {}
     if xml is not None:
@@ -111,7 +112,8 @@ async def move_offline(
 async def start(hypervisor: Hypervisor, uuid: str) -> str | None:
     """Start a guest that is defined on the host.
 
-    Returns its name; None if it is already running. Raises HypervisorError, OutcomeUnknown.
+    Returns its name; None if it is already running. Raises HypervisorError, OutcomeUnknown,
+    ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> str | None:

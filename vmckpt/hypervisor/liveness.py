@@ -45,7 +45,7 @@ async def sample_liveness(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pul
 async def measure_writes(hypervisor: Hypervisor, uuid: str, seconds: int) -> None:
     """Start QEMU's dirty rate measurement for 1 to 60 seconds; later samples contain the result.
 
-    Raises HypervisorError.
+    Raises HypervisorError, ReadOnly.
     """
 
     def start(connection: libvirt.virConnect) -> None:

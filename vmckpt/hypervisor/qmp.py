@@ -307,7 +307,7 @@ async def call_on_domain(
     """Run code written for a `DomainCaller` on a host's connection and return its result.
 
     For example `lambda guest: Backups(guest).opened()`. `changes`: the code changes something, so
-    it is not retried. Raises HypervisorError, and OutcomeUnknown if `changes`.
+    it is not retried. Raises HypervisorError; OutcomeUnknown and ReadOnly only if `changes`.
     """
 
     def run(connection: libvirt.virConnect) -> T:

@@ -304,7 +304,8 @@ class LinkSeen:
 class MigrationDriver(Protocol):
     """The calls that control the migration of one guest.
 
-    Calls that change something raise HypervisorError, and OutcomeUnknown if the connection broke.
+    Calls that change something raise HypervisorError, ReadOnly, and OutcomeUnknown if the
+    connection broke.
     """
 
     async def migrate(self, order: MoveOrder) -> None:

@@ -236,7 +236,7 @@ async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) 
     """Remove images made by `create`. Returns why an image could not be removed, by path.
 
     A file that has replaced an image is kept, and so is an image that a QEMU has open. `patience`:
-    seconds to wait for the target's QEMU to exit.
+    seconds to wait for the target's QEMU to exit. Raises RemoteError.
     """
     left = dict[str, str]()
     for path, mark in made.marks.items():

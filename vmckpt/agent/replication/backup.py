@@ -43,7 +43,7 @@ _WAITS = "inmigrate"
 def run_backup(session: Session, folder: Path, requests: Requests) -> None:
     """Run the agent until the guest is running here or the protection ends.
 
-    Raises VmckptError.
+    Raises VmckptError, OSError.
     """
     with handover.only_agent(session, folder):
         qemu = identity.hold(session.guest)

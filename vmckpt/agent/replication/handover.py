@@ -72,7 +72,10 @@ def hand_over(
 
 
 def resend(session: Session, folder: Path) -> None:
-    """Inform the other host of a handover again, in case an earlier agent failed to."""
+    """Inform the other host of a handover again, in case an earlier agent failed to.
+
+    Raises VmckptError, OSError.
+    """
     if _say_again(session, folder, time.monotonic() + _ARRIVES):
         finish(session, folder)
 
@@ -104,7 +107,7 @@ def _say_again(session: Session, folder: Path, give_up: float) -> bool:
 
 
 def handover_record(folder: Path) -> dict[str, Any] | None:
-    """Return the record of the handover; None if the guest was not handed over."""
+    """Return the record of the handover; None if the guest was not handed over. Raises OSError."""
     try:
         return dict(json.loads((folder / _GIVEN).read_text()))
     except FileNotFoundError:
@@ -112,12 +115,15 @@ def handover_record(folder: Path) -> dict[str, Any] | None:
 
 
 def revert(folder: Path) -> None:
-    """Revert a handover that the other host will never complete: the guest may run here again."""
+    """Revert a handover that the other host will never complete: the guest may run here again.
+
+    Raises OSError.
+    """
     (folder / _GIVEN).unlink(missing_ok=True)
 
 
 def finish(session: Session, folder: Path) -> None:
-    """Kill the QEMU of a guest that was handed over; may be repeated. Raises VmckptError.
+    """Kill the QEMU of a guest that was handed over; may be repeated. Raises VmckptError, OSError.
 
     Restores the owners of images on shared storage, which libvirt resets when QEMU terminates.
     """

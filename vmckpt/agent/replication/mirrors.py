@@ -35,7 +35,7 @@ class Mirrors:
     def begin(self) -> bool:
         """Start the mirrors that are not running. Returns whether any mirror was missing.
 
-        Raises DiskLogError, HypervisorError.
+        Raises DiskLogError, HypervisorError, BadInput, OSError.
         """
         resync.end(self._monitor, self._reading)
         missing = False
@@ -65,7 +65,7 @@ class Mirrors:
     def logs(self) -> list[WriteLog]:
         """Open and return the write logs of all disks.
 
-        From now on, a write waits while its log is full.
+        From now on, a write waits while its log is full. Raises DiskLogError.
         """
         found = [WriteLog(place) for *_, place, _ in self._disks]
         for log in found:
@@ -98,7 +98,10 @@ class Mirrors:
 
 
 def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
-    """Return the place of a disk's write log, and the path of the socket that QEMU writes to."""
+    """Return the place of a disk's write log, and the path of the socket that QEMU writes to.
+
+    Raises RemoteError, OSError.
+    """
     return LogPlace(folder=memory_of(folder) / "writes", disk=disk), folder / "nbd" / f"{disk}.sock"
 
 
@@ -118,7 +121,7 @@ def end(
 def end_all(session: Session, folder: Path, monitor: QmpMonitor | None) -> None:
     """Stop all mirrors and nbdkit servers of a session.
 
-    `monitor`: None if the guest's QEMU is gone. Raises VmckptError.
+    `monitor`: None if the guest's QEMU is gone. Raises VmckptError, OSError.
     """
     if monitor is not None:
         resync.end(monitor, resync.place_of(folder))

@@ -279,7 +279,8 @@ def found_filters(
 
     Returns the filters, and whether all of them exist; only then is all output buffered. If a
     filter is missing, the other filters release no output, since the standby may still take over.
-    `alone`: the guest is running unprotected, so the filters are removed. Raises HypervisorError.
+    `alone`: the guest is running unprotected, so the filters are removed. Raises HypervisorError,
+    OSError.
     """
     filters = Buffers(monitor, session.cards, folder, session.owner)
     held = network_buffer.there(monitor, session.cards) and not alone

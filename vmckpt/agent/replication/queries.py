@@ -37,7 +37,7 @@ _EPOCH = Seconds(5.0)
 def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
     """Return the facts about a running guest that a protection needs.
 
-    Raises CannotCapture if the guest cannot be protected, HypervisorError, RemoteError.
+    Raises CannotCapture if the guest cannot be protected, HypervisorError, RemoteError, OSError.
     """
     host_directories.require_own_directory()
     with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
@@ -133,7 +133,7 @@ def rooms(order: ReplicaOrder) -> dict[str, Any]:
     """Return the free space on the backup, in bytes: "memory" for memory and epochs, and "images".
 
     Also returns the device number of the images' file system, and which of the order's files are
-    "missing" on the backup.
+    "missing" on the backup. Raises RemoteError, OSError.
     """
     host_directories.require_own_directory()
     missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.folder)
@@ -148,7 +148,7 @@ def before(order: ReplicaOrder) -> dict[str, Any]:
     """Inspect what an earlier run of a guest left on this host.
 
     Returns whether its QEMU process still exists, under "runs", and facts about its images, under
-    "images".
+    "images". Raises QemuUnclear.
     """
     users = backing_chain.of_others((Path(path) for path, _ in order.images.values()), order.users)
     found = {

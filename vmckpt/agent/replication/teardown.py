@@ -41,7 +41,7 @@ def unprotect(
     """Let the guest run on this host as if it had never been protected; may be repeated.
 
     `lease_holder`: None if the standby is already invalid or gone. Raises VmckptError if something
-    could not be undone.
+    could not be undone, OSError.
     """
     if lease_holder is not None:
         # Releasing output makes the standby outdated, so it must be invalidated first.
@@ -64,7 +64,7 @@ def unprotect(
 def renewed(session: Session, sent: float) -> None:
     """Extend the kernel's timer in QEMU after a process other than the agent renewed the lease.
 
-    `sent`: when the renewal was sent. Raises VmckptError.
+    `sent`: when the renewal was sent. Raises VmckptError, OSError.
     """
     process = identity.hold(session.guest)
     if process is None or session.lease is None:
@@ -77,7 +77,7 @@ def renewed(session: Session, sent: float) -> None:
 def disarm(session: Session) -> None:
     """Disarm the kernel's timer in QEMU, since no other host may take over any more.
 
-    Raises VmckptError.
+    Raises VmckptError, OSError.
     """
     process = identity.hold(session.guest)
     if process is not None:
@@ -121,7 +121,7 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     """End the protection of a guest whose QEMU is gone.
 
     `wished`: the guest shut down, panicked or was stopped on request; otherwise the backup takes
-    over. Raises VmckptError.
+    over. Raises VmckptError, OSError.
     """
     wished = wished or ended_by_wish(folder)  # as recorded by an earlier agent
     if wished:
@@ -231,7 +231,7 @@ def kill(process: HeldProcess) -> None:
 
 
 def switched(session: Session, folder: Path) -> None:
-    """Clean up after a planned switchover, and record its outcome. Raises VmckptError."""
+    """Clean up after a planned switchover, and record its outcome. Raises VmckptError, OSError."""
     (folder / watchdog_process.OVER).touch()
     mirrors.end_all(session, folder, None)
     outcome(folder, ProtectionOutcome.SWITCHED, f"the guest is running on {session.peer}")
@@ -254,14 +254,17 @@ def forget(session: Session, folder: Path) -> None:
 
 
 def outcome(folder: Path, what: ProtectionOutcome, why: str, **more: float) -> None:
-    """Record for the controller how the protection ended."""
+    """Record for the controller how the protection ended. Raises OSError."""
     told = {"outcome": what, "why": why, "at": time.time(), **more}
     atomic_file.put(folder / OUTCOME, json.dumps(told))
 
 
 @contextmanager
 def lease(session: Session) -> Iterator[LeaseClient]:
-    """Open a client for the lease of a session. Raises ValueError if the session has no lease."""
+    """Open a client for the lease of a session.
+
+    Raises ValueError if the session has no lease, BadInput.
+    """
     if session.lease is None:
         raise ValueError("the session has no lease")
     client = LeaseClient(session.lease.url, holder=session.host, limit=session.lease.terms.limit)

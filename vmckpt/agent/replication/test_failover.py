@@ -67,7 +67,10 @@ class Trials:
         self._standstill.turn()
 
     def begin(self) -> None:
-        """Start a test without waiting. Raises GuestLocked or BadInput if no test can run."""
+        """Start a test without waiting.
+
+        Raises GuestLocked or BadInput if no test can run, OSError.
+        """
         with self._lock:
             self._must_be_possible()
             self._trial = _Trial(

@@ -118,7 +118,7 @@ def copy_firmware(firmware: str, own: str) -> None:
 
 
 def kill(uuid: str) -> None:
-    """Kill a test's QEMU, and wait until it is gone."""
+    """Kill a test's QEMU, and wait until it is gone. Raises QemuUnclear."""
     process = identity.hold(uuid)
     if process is not None:
         with process:

@@ -42,7 +42,7 @@ def start_watchdog(
     """Start the watchdog of a QEMU process. It also monitors the calling process, the agent.
 
     `kept_by`: the method that enforces the lease, from `kill_method`. Returns the page shared with
-    the watchdog. Raises WatchdogFailed.
+    the watchdog. Raises WatchdogFailed, RemoteError, OSError.
     """
     path = folder / watchdog_process.PAGE
     lasts = Seconds(0.0)

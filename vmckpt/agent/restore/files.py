@@ -58,7 +58,10 @@ class Images:
                     stack.callback(file.take_back)
 
     def write(self) -> None:
-        """Create all images, with their contents. Raises BadInput, StoreError, Cancelled."""
+        """Create all images, with their contents.
+
+        Raises BadInput, StoreError, Cancelled, OSError.
+        """
         for disk in self._private.facts.disks:
             place = Path(self._order.images[disk.target])
             replace_file.check_destination(place, self._order.snapshot, replace=self._order.replace)
@@ -66,7 +69,10 @@ class Images:
             self._make(disk)
 
     def marks(self) -> dict[str, str]:
-        """Return the mark of each new image, by disk name. Must be called before `swap`."""
+        """Return the mark of each new image, by disk name. Must be called before `swap`.
+
+        Raises OSError.
+        """
         return {disk.target: self._file(disk).mark() for disk in self._private.facts.disks}
 
     def swap(self) -> None:

@@ -51,7 +51,8 @@ def finish(order: FinishOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Wait until a guest's disks are complete; restart the disk server if it is dead.
 
     Returns JSON: "waits" is true if any disk was incomplete before, "whole" if all disks are now
-    complete. Raises BadInput if the server's order is invalid, and errors that the server reports.
+    complete. Raises BadInput if the server's order is invalid, the errors that the server reports,
+    RemoteError, OSError.
     """
     kept = lazy_server.kept(order.guest)
     if kept is None:
@@ -134,7 +135,7 @@ class LazyServerClient:
     def watch(self, channel: ControllerChannel) -> bool:
         """Forward progress until the server is done or the controller asks to stop.
 
-        Returns whether the server is done.
+        Returns whether the server is done. Raises VmckptError.
         """
         for told in self._hear():
             if "done" in told:

@@ -42,14 +42,17 @@ _ARRIVES = Seconds(20.0)
 
 
 def folder_of(guest: str) -> Path:
-    """Return the directory with the sockets and the order of a guest's disk server."""
+    """Return the directory with the sockets and the order of a guest's disk server.
+
+    Raises RemoteError, OSError.
+    """
     return host_directories.run_dir() / f"lazy-{guest}"
 
 
 def kept(guest: str) -> dict[str, Any] | None:
     """Return the order of a guest's disk server; None if the guest has no lazy disks.
 
-    Raises BadInput if the order is invalid.
+    Raises BadInput if the order is invalid, RemoteError, OSError.
     """
     try:
         told: dict[str, Any] = json.loads((folder_of(guest) / _ORDER).read_text())
@@ -65,8 +68,8 @@ def serve(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
 
     Sends the request "ready" once the disks can be used. The answer means that the guest is
     running; without an answer, the server itself checks for the guest. Raises GuestLocked if
-    another process serves the disks, and VmckptError. After an error of `_Keeper.run`, the order is
-    kept, so that recovery can start another server. Returns the duration in seconds, under
+    another process serves the disks, VmckptError, OSError. After an error of `_Keeper.run`, the
+    order is kept, so that recovery can start another server. Returns the duration in seconds, under
     "pulled".
     """
     began = time.monotonic()

@@ -21,7 +21,7 @@ def is_there(path: Path) -> bool:
 
 
 def mark(path: Path) -> str:
-    """Return a file's mark: its inode number and its time of last modification."""
+    """Return a file's mark: its inode number and its time of last modification. Raises OSError."""
     return _mark(path.lstat())
 
 

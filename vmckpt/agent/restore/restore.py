@@ -50,7 +50,10 @@ class Revival:
     def __init__(
         self, xml: str, private: Private, reader: Reader, channel: ControllerChannel
     ) -> None:
-        """`xml`: definition of the restored guest. Raises StoreDamaged if memory is missing."""
+        """`xml`: definition of the restored guest.
+
+        Raises StoreDamaged if memory is missing, StreamDamaged.
+        """
         self._xml, self._channel = xml, channel
         self._private, self._reader = private, reader
         self._head, _ = parse_head(self._part("head") + b"\0")
@@ -274,7 +277,7 @@ def restore(
     """Write the disks, then start the guest. Returns a RestoreResult as JSON.
 
     All new images are complete before existing images are moved aside. Existing images are moved
-    back if the guest does not start. Raises VmckptError after undoing everything. Raises
+    back if the guest does not start. Raises VmckptError or OSError after undoing everything. Raises
     OutcomeUnknown if it is unknown whether the guest started; all images then stay in place, for
     recovery.
     """

@@ -22,7 +22,7 @@ _TURN = Seconds(0.5)
 
 
 def unrestore(order: UnrestoreOrder, _: ControllerChannel | None = None) -> dict[str, Any]:
-    """Finish or undo a restore; may be repeated. Raises VmckptError.
+    """Finish or undo a restore; may be repeated. Raises VmckptError, OSError.
 
     Returns JSON: "verdict" is the decision; "why" the reason if it is unclear; "did" the actions
     taken, or with `dry` the planned ones; "left" the files that remain next to the images.

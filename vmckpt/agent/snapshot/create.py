@@ -74,6 +74,7 @@ class RamRegion:
         """`changed`: the pages that may differ from the previous snapshot; None: any page may.
 
         `copied`: the pages that the image contains; None: all. The other pages have not changed.
+        Raises CaptureFailed.
         """
         block = image.blocks[number]
         self.name, self.size = block.name, Bytes(block.size)
@@ -135,7 +136,7 @@ class GroupMember:
     def __init__(self, monitor: QmpMonitor, channel: ControllerChannel) -> None:
         """Have the controller record how to undo the buffering.
 
-        Raises CannotCapture if the output cannot be buffered, and VmckptError.
+        Raises CannotCapture if the output cannot be buffered, VmckptError, OSError.
         """
         self._channel = channel
         undo = network_hold.hold_facts(monitor)
@@ -201,7 +202,7 @@ _STANDS_STILL = Seconds(10.0)
 def create(order: CreateOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Take a snapshot. Returns a CreateResult as JSON.
 
-    Raises VmckptError; the guest is then in its previous state.
+    Raises VmckptError or OSError; the guest is then in its previous state.
     """
     with (
         spool.held(order.folder, patience=Seconds(0.0)) as lock,
@@ -235,7 +236,7 @@ class SnapshotCreator:
         lock: int,
     ) -> None:
         """`lock`: the snapshot's lock file, which the undo process keeps open while it may have to
-        undo the capture."""
+        undo the capture. Raises HypervisorError."""
         self._order, self._channel, self._store, self._monitor = order, channel, store, monitor
         self._lock = lock
         self._watch = free_space.Watch(order.folder.parent)

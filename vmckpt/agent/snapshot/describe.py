@@ -19,7 +19,10 @@ _LONGEST, _MOST = 255, 64
 
 
 def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> PrivateFacts:
-    """Return the private metadata, which the manifest contains in encrypted form."""
+    """Return the private metadata, which the manifest contains in encrypted form.
+
+    Raises ValueError if the XML is invalid.
+    """
     guest = _described(xml)
     return PrivateFacts(
         domain_xml=standby_xml.since_takeover(xml),
@@ -47,7 +50,8 @@ def public(
 ) -> Public:
     """Return the metadata that is readable without a key.
 
-    `made_at`: Unix time of the capture, in seconds; `new`: bytes added to the store.
+    `made_at`: Unix time of the capture, in seconds; `new`: bytes added to the store. Raises
+    ValueError if the XML is invalid.
     """
     guest = _described(private.facts.domain_xml)
     return Public(

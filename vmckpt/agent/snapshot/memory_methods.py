@@ -56,7 +56,10 @@ class Memory:
     """For each block, the pages that the image contains; None: all pages."""
 
     def release(self) -> None:
-        """Remove the image, once it is stored or abandoned, unless it is the guest's last copy."""
+        """Remove the image, once it is stored or abandoned, unless it is the guest's last copy.
+
+        Raises OSError.
+        """
         if self.way is not MemoryMethod.SHARED:
             self.image.remove()
 
@@ -85,7 +88,7 @@ def capture(
 
     Resources that must stay open until the memory is stored are entered on `stack`. If the first
     method does not work, the next method calls the hooks again. Raises CannotCapture,
-    CaptureFailed, HypervisorError, GuestLocked or Cancelled.
+    CaptureFailed, HypervisorError, GuestLocked, RemoteError, OSError or Cancelled.
     """
     with ExitStack() as tracking:
         facts, tracked = _look(monitor, wanted.way, tracking)

@@ -53,7 +53,7 @@ def went_back(state: str, guest: str, snapshot: str) -> None:
     """Record that the guest was restored to `snapshot`, which becomes the next snapshot's parent.
 
     Fingerprints of pages and chunks stay valid, since they are compared with the data. libvirt's
-    checkpoint is dropped, since it tracked the guest's writes before the restore.
+    checkpoint is dropped, since it tracked the guest's writes before the restore. Raises OSError.
     """
     for folder in (Path(state) / "lines").glob(f"{guest}-*"):
         parent_state.amend(folder, {"parent": snapshot, "checkpoint": None, "copy": None})

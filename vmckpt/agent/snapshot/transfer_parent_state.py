@@ -58,7 +58,7 @@ def move(order: LineOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Carry out one end of the transfer.
 
     Returns whether the parent state has moved, under "moved". Raises BadInput, GuestLocked, and
-    VmckptError from the controller.
+    VmckptError from the controller, OSError.
     """
     lock = Path(order.state) / "spool" / f"line-{order.guest}-{order.store}"
     with spool.held(lock, patience=Seconds(0.0)):

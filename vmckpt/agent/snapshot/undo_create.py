@@ -29,7 +29,7 @@ _PATIENCE = Seconds(undo_process.LASTS + 60.0)
 def put_back(order: PutBackOrder, _: ControllerChannel | None = None) -> dict[str, Any]:
     """Undo what an interrupted snapshot changed; may be repeated.
 
-    Returns whether the snapshot is in the store, under "published". Raises VmckptError.
+    Returns whether the snapshot is in the store, under "published". Raises VmckptError, OSError.
 
     The guest is restored to its normal state first. If the store then does not answer, StoreError
     is raised, the checkpoint stays, and the order must be repeated.

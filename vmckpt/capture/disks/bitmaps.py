@@ -78,7 +78,7 @@ _TRY = 'for one in "$@"; do [ -r "$one" ] && [ -w "$one" ] || printf "%s\\0" "$o
 def require_reopen(monitor: QmpMonitor) -> None:
     """Check that the guest's QEMU can reopen its images. Does nothing if this cannot be tested.
 
-    Raises CannotCapture if QEMU could not reopen an image, and HypervisorError.
+    Raises CannotCapture if QEMU could not reopen an image, HypervisorError, OSError.
     """
     process = identity.hold(monitor.guest)
     if process is None:

@@ -51,7 +51,10 @@ def behind(xml: str, sockets: Mapping[str, str]) -> str:
 
 
 def waiting(xml: str, sockets: Mapping[str, str]) -> frozenset[str]:
-    """Return the disks of a running guest that still have a backing file at one of `sockets`."""
+    """Return the disks of a running guest that still have a backing file at one of `sockets`.
+
+    Raises ValueError if the XML is invalid.
+    """
     found = set()
     for disk in domain_xml.tree(xml, "domain").findall("devices/disk"):
         target = disk.find("target")

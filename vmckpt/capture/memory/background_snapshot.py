@@ -78,8 +78,8 @@ def capture(
 
     `goes_on`: whether the guest is to run afterwards; None: only if it is running now. Before QEMU
     9.0, a guest that is to stay paused runs for about a millisecond. Raises CannotCapture,
-    CaptureFailed, HypervisorError or Cancelled; the guest is then in its previous state, and the
-    directory is removed.
+    CaptureFailed, HypervisorError, OSError or Cancelled; the guest is then in its previous state,
+    and the directory is removed.
     """
     began = time.monotonic()
     running = monitor.run_state() == "running"
@@ -130,7 +130,7 @@ def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> Non
 
     After a failed background snapshot, a complete one is taken and discarded, which removes the
     write protection from the guest's memory (see migration_settings.give_up). `held`: see Hooks.
-    Raises HypervisorError, CaptureFailed.
+    Raises HypervisorError, CaptureFailed, OSError.
     """
     migration_settings.break_off(monitor, undo)
     broken = monitor.ask("query-migrate").get("status") in ("failed", "cancelled")
@@ -153,7 +153,10 @@ def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> Non
 def undo_process_for(
     monitor: Commands, undo: Undo, stream: int | None, held: Sequence[int] = ()
 ) -> UndoProcess:
-    """Start the process that undoes a capture if this process fails to. `held`: see Hooks."""
+    """Start the process that undoes a capture if this process fails to. `held`: see Hooks.
+
+    Raises OSError.
+    """
     return UndoProcess(
         uri=monitor.uri, host=monitor.host, undo=undo.to_json(), stream=stream, held=held
     )

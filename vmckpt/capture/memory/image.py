@@ -52,7 +52,10 @@ class ImageWriter:
         self.total = sum(block.size for block in head.blocks)
 
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
-        """Write pages with data. Each run of adjacent pages is written by one call."""
+        """Write pages with data. Each run of adjacent pages is written by one call.
+
+        Raises OSError.
+        """
         whole = np.ascontiguousarray(data).reshape(-1).data
         breaks = np.flatnonzero(np.diff(addresses) != PAGE) + 1
         edges = [0, *breaks.tolist(), len(addresses)]
@@ -63,7 +66,10 @@ class ImageWriter:
         self.done += len(addresses) * PAGE
 
     def zeros(self, block: int, addresses: Addresses) -> None:
-        """Record zero pages. Most are holes already; pages with earlier data are overwritten."""
+        """Record zero pages. Most are holes already; pages with earlier data are overwritten.
+
+        Raises OSError.
+        """
         numbers = addresses // PAGE
         for number in numbers[self._present[block][numbers]].tolist():
             write_all(self._files[block], memoryview(bytes(PAGE)), number * PAGE)
@@ -109,7 +115,7 @@ def complete(
     """Complete an image whose directory has the header, the tail and a file for each block.
 
     `present`: for each block, the pages that have data. Raises StreamDamaged if the tail is
-    damaged.
+    damaged, CaptureFailed, OSError.
     """
     devices.check_tail((folder / TAIL).read_bytes(), described=head.footers)
     for name, flags in zip(files, present, strict=True):

@@ -45,8 +45,8 @@ def capture(
     """Capture a running guest's memory and device state into a new directory.
 
     With a barrier, the guest is paused throughout. Raises CannotCapture, CaptureFailed,
-    HypervisorError or Cancelled; the guest is then in its previous state, and the directory is
-    removed.
+    HypervisorError, OSError or Cancelled; the guest is then in its previous state, and the
+    directory is removed.
     """
     began = time.monotonic()
     if monitor.run_state() != "running":
@@ -142,7 +142,10 @@ def disks(xml: str) -> list[str]:
 
 
 def take_apart(saved: Path, folder: Path, hooks: Hooks) -> FrozenImage:
-    """Convert a libvirt save image to a frozen image; delete the former. Raises StreamDamaged."""
+    """Convert a libvirt save image to a frozen image; delete the former.
+
+    Raises StreamDamaged, CaptureFailed, OSError.
+    """
     writer = ImageWriter(folder, made=True)
     try:
         parser = StreamParser(writer)

@@ -64,7 +64,7 @@ def files(
     """Return the files of a guest's memory. Open the files only while `process` is held.
 
     `memfd`: also return memory in a memfd, for which QEMU's migration is not used. Raises
-    CannotCapture if some memory is not in a usable file, HypervisorError.
+    CannotCapture if some memory is not in a usable file, HypervisorError, OSError.
     """
     backends: list[dict[str, Any]] = monitor.ask("query-memdev")
     if not backends:
@@ -153,7 +153,10 @@ def file_system(mountinfo: str, device: int) -> str:
 
 
 def start_time(process: int) -> str:
-    """Return a process's start time in clock ticks, which shows whether its ID was reused."""
+    """Return a process's start time in clock ticks, which shows whether its ID was reused.
+
+    Raises OSError.
+    """
     text = Path(f"/proc/{process}/stat").read_text()
     return text.rpartition(")")[2].split()[19]
 
@@ -166,7 +169,10 @@ _MEMORY = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 
 def root() -> Path:
-    """Return the directory of all copies. Raises RemoteError if other users could write to it."""
+    """Return the directory of all copies.
+
+    Raises RemoteError if other users could write to it, OSError.
+    """
     return host_directories.memory_dir("snapshots")
 
 
@@ -180,7 +186,10 @@ def place(guest: str, process: int) -> Path:
 
 
 def room() -> Bytes:
-    """Return the space for a new copy: free space on the tmpfs, at most the available memory."""
+    """Return the space for a new copy: free space on the tmpfs, at most the available memory.
+
+    Raises OSError.
+    """
     stat = os.statvfs(host_directories.SHM)
     found = _MEMORY.search(Path("/proc/meminfo").read_text())
     free = int(found[1]) << 10 if found else 0
@@ -204,14 +213,17 @@ def watch(folder: Path, process: int) -> None:
 
 
 def drop(guest: str) -> None:
-    """Remove all copies of a guest's memory."""
+    """Remove all copies of a guest's memory. Raises RemoteError, OSError."""
     for folder in root().glob(f"{guest}-*-*"):
         if folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep() -> None:
-    """Remove all copies whose QEMU has ended, except copies that an agent is still storing."""
+    """Remove all copies whose QEMU has ended, except copies that an agent is still storing.
+
+    Raises RemoteError, OSError.
+    """
     with suppress(OSError):
         for folder in root().iterdir():
             found = _NAME.fullmatch(folder.name)

@@ -50,7 +50,10 @@ class MemoryReplica:
     """The last copy of a guest's memory. Use as `with MemoryReplica(...)`, in one process only."""
 
     def __init__(self, folder: Path, files: Sequence[MemoryFile], identity: str) -> None:
-        """`identity`: identifies the QEMU process; a copy of another process is removed."""
+        """`identity`: identifies the QEMU process; a copy of another process is removed.
+
+        Raises OSError.
+        """
         self.folder = folder
         self._identity = identity
         self._files = files
@@ -86,7 +89,7 @@ class MemoryReplica:
         self.mappings = []
 
     def tear(self) -> None:
-        """Mark the copy as incomplete. Call this before any change to the copy."""
+        """Mark the copy as incomplete. Call this before any change to the copy. Raises OSError."""
         self.epoch = None
         self._write(None)
 
@@ -96,6 +99,7 @@ class MemoryReplica:
         """Mark the copy as complete, as of `epoch`.
 
         Returns the frozen image and, for each block that is not in a file, the changed pages.
+        Raises CaptureFailed, OSError.
         """
         head = stream.taken()
         (self.folder / image.HEAD).write_bytes(head.written(without_shared=head.without_shared))
@@ -447,8 +451,8 @@ class SharedMemory:
     ) -> SharedCaptured:
         """Capture a running guest as `epoch`. The guest continues to run afterwards.
 
-        Raises CannotCapture, CaptureFailed, HypervisorError or Cancelled; the guest continues to
-        run in these cases, too.
+        Raises CannotCapture, CaptureFailed, HypervisorError, OSError or Cancelled; the guest
+        continues to run in these cases, too.
         """
         monitor = self._monitor
         if monitor.run_state() != "running":

@@ -84,7 +84,7 @@ class Tracked:
     def __init__(self, monitor: Commands, process: HeldProcess) -> None:
         """Take over the guest's tracking, or begin to track its writes.
 
-        Raises CannotTrack, HypervisorError, GuestLocked, OSError.
+        Raises CannotTrack, HypervisorError, GuestLocked, OSError, RemoteError.
         """
         if not device_state.is_possible(monitor):
             raise CannotTrack(process.pid, Why.NOT_SUPPORTED)
@@ -157,8 +157,8 @@ def capture(
     """Capture a running guest's memory and device state into a new directory, as `number`.
 
     `earlier`: the previous snapshot; None: all memory is read. Raises CannotCapture, CaptureFailed,
-    CannotTrack, HypervisorError or Cancelled; the guest then runs as before, and the directory is
-    removed.
+    CannotTrack, HypervisorError, OSError or Cancelled; the guest then runs as before, and the
+    directory is removed.
     """
     _require_migratable(monitor)
     device_state.clean(monitor)

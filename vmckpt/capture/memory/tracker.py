@@ -163,7 +163,10 @@ def end(guest: str) -> bool:
 
 
 def sweep() -> None:
-    """Remove the sockets of trackers that were killed, if their QEMU has ended as well."""
+    """Remove the sockets of trackers that were killed, if their QEMU has ended as well.
+
+    Raises RemoteError, OSError.
+    """
     with suppress(OSError):
         for path in _sockets("*.sock"):
             found = _SOCKET.fullmatch(path.name)

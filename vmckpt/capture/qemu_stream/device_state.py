@@ -100,7 +100,7 @@ class StateFile:
         self._monitor.tell(_COMMAND, {"filename": named, "live": releases_disks})
 
     def state(self) -> bytes:
-        """Return what was saved, as a stream without pages. Raises CaptureFailed."""
+        """Return what was saved, as a stream without pages. Raises CaptureFailed, OSError."""
         data = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if not data.startswith(_BEGINNING) or data[-1] != EOF:
             raise CaptureFailed(

@@ -110,6 +110,7 @@ class CoreWriter:
         """Write part of a RAM block to every guest address at which it is mapped.
 
         Bytes that are not mapped are dropped. `offset`: position of `data` in the block, in bytes.
+        Raises OSError.
         """
         for stretch, place in zip(self._stretches, self._places, strict=True):
             first = max(offset, stretch.offset)

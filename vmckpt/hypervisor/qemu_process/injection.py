@@ -75,7 +75,7 @@ class CannotInject(VmckptError):
 
 
 class Stopped:
-    """A thread stopped in a system call. Valid only inside `run`."""
+    """A thread stopped in a system call. Valid only inside `run`. Raises CannotInject."""
 
     def __init__(self, tracer: "_Tracer", registers: Registers) -> None:
         self._tracer = tracer
@@ -94,7 +94,7 @@ class Stopped:
         return self._tracer.read(self.scratch + at, length)
 
     def syscall(self, name: str, *arguments: int) -> int:
-        """Make a system call and return its result. Raises OSError if it failed.
+        """Make a system call and return its result. Raises OSError if it failed, CannotInject.
 
         `name`: one of `Architecture.numbers`.
         """

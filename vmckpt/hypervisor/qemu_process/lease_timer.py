@@ -57,7 +57,7 @@ def arm(process: HeldProcess, ends: float) -> None:
 
 
 def disarm(process: HeldProcess) -> None:
-    """Remove the timer, if the process has a timer. Raises CannotInject."""
+    """Remove the timer, if the process has a timer. Raises CannotInject, OSError."""
     if armed(process) is None:
         return
 

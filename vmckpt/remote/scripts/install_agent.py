@@ -80,7 +80,10 @@ def make(folder: Path) -> None:
 
 
 def verify(there: Path, folder: Path) -> None:
-    """Raise InstallRefused if other users can write to `there` or a directory above it."""
+    """Raise InstallRefused if other users can write to `there` or a directory above it.
+
+    Raises OSError.
+    """
     for one in [there, *there.parents, *there.resolve().parents]:
         seen = one.lstat()
         if seen.st_uid not in (0, os.geteuid()) or others_write(seen, parent=one != folder):
@@ -116,7 +119,8 @@ def held(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 def draft(folder: Path) -> Iterator[Path]:
     """Create a locked temporary directory, and delete it at the end of the block.
 
-    Also deletes temporary directories of killed installers, which are no longer locked.
+    Also deletes temporary directories of killed installers, which are no longer locked. Raises
+    OSError.
     """
     with held(folder):
         for one in [*folder.glob(_NEW + "*"), *folder.glob(_OLD + "*")]:
@@ -170,7 +174,10 @@ def written(source: IO[bytes], at: Path) -> str:
 
 
 def furnish(new: Path) -> None:
-    """Make the directory a virtual environment of this Python, without the system's packages."""
+    """Make the directory a virtual environment of this Python, without the system's packages.
+
+    Raises OSError.
+    """
     base = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
     (new / "bin").mkdir(exist_ok=True)
     (new / "bin/python3").symlink_to(base)

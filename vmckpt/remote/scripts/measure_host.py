@@ -147,7 +147,7 @@ class Sampler:
         """Compare all pages with their initial content.
 
         Returns the time since the first pass in seconds, the number of pages changed since then,
-        and the number of flips among all pages.
+        and the number of flips among all pages. Raises OSError.
         """
         begun = time.monotonic()
         for i, address in enumerate(self._at):
@@ -159,7 +159,7 @@ class Sampler:
         return middle, sum(self.changed), flips(self.changed)
 
     def resident(self) -> int:
-        """Return the number of sampled pages that are in memory or in swap."""
+        """Return the number of sampled pages that are in memory or in swap. Raises OSError."""
         found = 0
         for address in self._at:
             entry = os.pread(self._map, 8, address // self._host_page * 8)
@@ -226,7 +226,10 @@ def listen(address: str, token: str, seconds: float) -> object:
 
 
 def receive(server: socket.socket, token: bytes, seconds: float) -> None:
-    """Receive from the sender that knows the token, and reply with marks (time, bytes so far)."""
+    """Receive from the sender that knows the token, and reply with marks (time, bytes so far).
+
+    Raises OSError.
+    """
     buffer = bytearray(1 << 20)
     while True:
         peer, _ = server.accept()

@@ -125,7 +125,7 @@ class Record:
     def load(path: Path) -> "tuple[Record, bool] | None":
         """Read a record. Returns the record and whether it was applied; None: no record exists.
 
-        Raises StageDamaged.
+        Raises StageDamaged, OSError.
         """
         try:
             data = path.read_bytes()
@@ -262,6 +262,7 @@ class DiskLog(StagedFile):
         """Read the epoch and its content from the header.
 
         Returns None if no epoch has been sealed since the most recent first copy of the disks.
+        Raises OSError.
         """
         data = os.pread(self.file, _HEAD.size, 0)
         if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:

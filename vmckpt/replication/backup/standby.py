@@ -295,7 +295,7 @@ class Standby:
         """Load device state and start the guest. Returns how long each step took.
 
         `beginning` is called after the state is loaded and before the guest runs. The epoch must
-        already be applied to memory and disks. Raises HypervisorError, CaptureFailed.
+        already be applied to memory and disks. Raises HypervisorError, CaptureFailed, OSError.
         """
         monitor = self._monitor
         marks = [("begin", time.monotonic())]
@@ -314,7 +314,7 @@ class Standby:
     def load(self, state: bytes) -> None:
         """Load device state, which is possible only once. Does not start the guest.
 
-        Raises HypervisorError, CaptureFailed.
+        Raises HypervisorError, CaptureFailed, OSError.
         """
         if self._private is not None:
             state = device_state.with_pages(state, self.memory[-len(self._private) :])

@@ -92,8 +92,8 @@ _IMAGES = "images.json"
 def make(session: Session, xml: str) -> None:
     """Create or check the images, and start a QEMU that waits for the guest's state.
 
-    `xml`: domain XML of the running guest. Raises BadInput, HypervisorError; images that were
-    already created are then removed.
+    `xml`: domain XML of the running guest. Raises BadInput, HypervisorError or OSError; images that
+    were already created are then removed.
     """
     _note_images(session)
     images = {disk.target: disk.path for disk in session.disks}
@@ -192,7 +192,7 @@ def _note_images(session: Session) -> None:
 def forget_images(state: Path, session: str | None) -> list[str]:
     """After a reboot, remove the images created for a session's standby that never ran.
 
-    Returns the removed paths.
+    Returns the removed paths. Raises OSError.
     """
     try:
         noted = [Path(one) for one in json.loads((state / _IMAGES).read_text())]
@@ -209,7 +209,10 @@ def forget_images(state: Path, session: str | None) -> list[str]:
 
 
 def adopt(session: Session, folder: Path) -> None:
-    """Record that the guest is about to run on these images, which must then not be removed."""
+    """Record that the guest is about to run on these images, which must then not be removed.
+
+    Raises OSError.
+    """
     (folder / _OURS).touch()
     for path in (Path(disk.path) for disk in session.disks):
         with suppress(FileNotFoundError), Folder(path.parent) as images:
@@ -222,7 +225,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def note_settled(folder: Path) -> None:
-    """Record that the guest is now an ordinary libvirt guest on this host."""
+    """Record that the guest is now an ordinary libvirt guest on this host. Raises OSError."""
     (folder / _SETTLED).touch()
 
 
@@ -232,7 +235,10 @@ def is_settled(folder: Path) -> bool:
 
 
 def note_run(folder: Path) -> None:
-    """Record that the guest is about to run. Call this right before its CPUs are started."""
+    """Record that the guest is about to run. Call this right before its CPUs are started.
+
+    Raises OSError.
+    """
     (folder / _RAN).touch()
 
 
@@ -244,7 +250,8 @@ def may_have_run(folder: Path) -> bool:
 def never_came_to_life(session: Session, folder: Path) -> bool:
     """Return whether the standby's QEMU is gone and its guest never ran.
 
-    Such a guest does not belong to this host, even if this host was about to run it.
+    Such a guest does not belong to this host, even if this host was about to run it. Raises
+    QemuUnclear.
     """
     return not may_have_run(folder) and not identity.runs(session.guest)
 
@@ -266,8 +273,8 @@ def waits(session: Session) -> bool:
 def remove(session: Session, folder: Path) -> tuple[str, ...]:
     """Remove the standby. Returns what was done, for display.
 
-    Raises VmckptError, also if the guest was started on this host or was about to be, unless its
-    QEMU is gone and never ran the guest.
+    Raises OSError, and VmckptError, also if the guest was started on this host or was about to be,
+    unless its QEMU is gone and never ran the guest.
     """
     did = []
     dead = never_came_to_life(session, folder)

@@ -1,4 +1,7 @@
-"""The libvirt XML of a standby, and of the guest after a takeover. Pure."""
+"""The libvirt XML of a standby, and of the guest after a takeover. Pure.
+
+Invalid XML raises ValueError, as in `domain_xml`.
+"""
 
 from collections.abc import Collection, Mapping
 from itertools import pairwise

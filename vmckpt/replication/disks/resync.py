@@ -181,7 +181,7 @@ def opened(
     """Open block nodes of the running guest for reading, and yield a client for each, in order.
 
     `owner`: user and group IDs of QEMU. Raises HypervisorError, and ConnectionLost if QEMU's NBD
-    server is already in use.
+    server is already in use, BadInput, OSError.
     """
     end(monitor, place)
     qemu_user.make_folder(place, owner)

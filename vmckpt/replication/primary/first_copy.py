@@ -38,7 +38,7 @@ class FirstCopy:
         """Copy the data that the backup lacks. Returns early if the protection is to end.
 
         `left`: number of pages that the backup lacks. The mirrors must be running. Raises
-        ConnectionLost, WireError, HypervisorError.
+        ConnectionLost, WireError, HypervisorError, DiskLogError.
         """
         self.status.copied(left, ready=False)
         # Disks usually take longer, and memory that is sent first would be outdated by the end.

@@ -73,7 +73,10 @@ class Buffers:
         """Network cards plugged in while output was being buffered."""
 
     def add(self) -> None:
-        """Add the filters: from then on, all output is buffered. Raises HypervisorError."""
+        """Add the filters: from then on, all output is buffered.
+
+        Raises HypervisorError, OSError.
+        """
         self._arm(Kind.HOLDING, Kind.COLLECTING)
         self._now, discards = {}, _can_discard(self._monitor)
         for card in self._cards:
@@ -96,7 +99,7 @@ class Buffers:
         """Continue with the filters of an earlier agent; all buffered output becomes one epoch.
 
         The earlier agent may have died during a release, or while it was replacing a buffer. The
-        filters of an unplugged card are gone. Raises HypervisorError.
+        filters of an unplugged card are gone. Raises HypervisorError, OSError.
         """
         there = _found(self._monitor)
         self._now = network_filters.last(there)
@@ -120,14 +123,17 @@ class Buffers:
         return there(self._monitor, self._cards)
 
     def collected(self) -> int:
-        """Return the number of packets in the open epoch at the card that has the most."""
+        """Return the number of packets in the open epoch at the card that has the most.
+
+        Raises OSError.
+        """
         return max((self._count(card) for card in self._cards), default=0)
 
     def close_epoch(self) -> int:
         """Close the open epoch, with the guest paused, and buffer later output separately.
 
         Returns the number of packets at the card that has the most; packets beyond MOST are lost.
-        Raises HypervisorError.
+        Raises HypervisorError, OSError.
         """
         counts = {card: self._count(card) for card in self._cards}
         if self._waits:
@@ -213,7 +219,7 @@ class Buffers:
         return any(one.card in cards for one in _found(self._monitor))
 
     def remove(self, gone: Collection[str] = ()) -> None:
-        """Release all output in order, and remove the filters. Raises HypervisorError.
+        """Release all output in order, and remove the filters. Raises HypervisorError, OSError.
 
         The output of `gone` cards is discarded: QEMU has freed those cards, and would crash if
         their packets were released.
@@ -278,7 +284,7 @@ class Buffers:
 def remove(monitor: Commands, folder: Path) -> None:
     """Remove all filters that exist, release their output, and bring up the links of new cards.
 
-    Raises HypervisorError.
+    Raises HypervisorError, OSError.
     """
     _remove(monitor)
     new_nics.connect(monitor, folder)

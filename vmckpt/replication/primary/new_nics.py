@@ -44,7 +44,7 @@ class NewCards:
     def cut(self, device: str) -> None:
         """Take down the link of a new device while output is buffered.
 
-        Does nothing if the device has no link. Raises HypervisorError.
+        Does nothing if the device has no link. Raises HypervisorError, OSError.
         """
         with self._lock:
             if not self._holds:
@@ -60,7 +60,10 @@ class NewCards:
                             device)  # fmt: skip
 
     def connect(self) -> None:
-        """Bring up the links of new cards. The standby must be invalid. Raises HypervisorError."""
+        """Bring up the links of new cards. The standby must be invalid.
+
+        Raises HypervisorError, OSError.
+        """
         with self._lock:
             self._holds = False
             connect(self._monitor, self._folder)
@@ -69,7 +72,7 @@ class NewCards:
 def connect(monitor: Commands, folder: Path) -> None:
     """Bring up the links of all cards in the file, except those that are down in libvirt.
 
-    May be repeated. Raises HypervisorError.
+    May be repeated. Raises HypervisorError, OSError.
     """
     cut = _cut(folder)
     if not cut:
