@@ -5,8 +5,9 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -83,9 +84,8 @@ _FRESH = Seconds(60.0)
 _known: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, str]]]
 _known = WeakKeyDictionary()
 """By host: when a bundle of the agent was last found there, and the path of its launcher."""
-_seen: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, tuple[str, ...]]]]
-_seen = WeakKeyDictionary()
-"""For each host: when `find_installed` found its agent, and the command that starts the agent."""
+_logins: ContextVar[dict[str, Remote] | None] = ContextVar("logins", default=None)
+"""The logins of the innermost `shared_logins`, by host."""
 
 
 def _words(host: Host) -> tuple[str, ...]:
@@ -93,8 +93,6 @@ def _words(host: Host) -> tuple[str, ...]:
 
     It includes the path of an agent that was found there recently, if any.
     """
-    if host.ssh is None:
-        return _here(host)
     found = _known.setdefault(asyncio.get_running_loop(), {})
     at, launcher = found.get(host.name, (-_FRESH, ""))
     if time.monotonic() - at >= _FRESH:
@@ -115,46 +113,57 @@ def _relay() -> str:
     return resources.files("vmckpt.remote.scripts").joinpath("relay_order.py").read_text()
 
 
-async def _brought(host: Host) -> tuple[str, ...]:
-    """Install the agent on a host that has none. Returns the command that carries out an order."""
-    launcher, *more = await ensure_agent(host)
+@asynccontextmanager
+async def shared_logins() -> AsyncIterator[None]:
+    """Within the block, let all orders to a host use one ssh login, opened at the first order."""
+    logins: dict[str, Remote] = {}
+    outer = _logins.set(logins)
+    try:
+        yield
+    finally:
+        _logins.reset(outer)
+        for one in logins.values():
+            await one.__aexit__()
+
+
+@asynccontextmanager
+async def _login(host: Host, given: Remote | None) -> AsyncIterator[Remote]:
+    """Yield `given`, the shared login to a host, or a login that is closed after the block."""
+    shared = _logins.get()
+    if given is not None:
+        yield given
+    elif shared is not None:
+        yield shared.setdefault(host.name, Remote(host))
+    else:
+        async with Remote(host) as own:
+            yield own
+
+
+async def _brought(host: Host, remote: Remote | None, *, install: bool) -> tuple[str, ...]:
+    """Return the command that carries out an order on a host where no agent was found at first.
+
+    `install`: whether to install the agent if it is missing. Raises RemoteError.
+    """
+    launcher, *more = await ensure_agent(host, remote, install=install)
     found = _known.setdefault(asyncio.get_running_loop(), {})
     found[host.name] = (time.monotonic(), launcher)
     return _start("" if more else launcher)
 
 
-async def find_installed(remote: Remote) -> tuple[str, ...] | None:
-    """Return the command that starts an agent on a host; None if no agent is installed.
-
-    Changes nothing. Raises RemoteError.
-    """
-    found, name = _seen.setdefault(asyncio.get_running_loop(), {}), remote.host.name
-    at, words = found.get(name, (-_FRESH, ()))
-    if time.monotonic() - at < _FRESH:
-        return words
-    known = await _found(remote)
-    if known is None:
-        parcel = _parcel(remote.host, await _bundle(remote.host))
-        if await agent_install.inspect_agent(remote, parcel) is not None:
-            return None
-        known = (parcel.launcher,)
-        bundles = _known.setdefault(asyncio.get_running_loop(), {})
-        bundles[name] = (time.monotonic(), parcel.launcher)
-    found[name] = (time.monotonic(), known)
-    return known
-
-
-async def ensure_agent(host: Host) -> tuple[str, ...]:
+async def ensure_agent(
+    host: Host, remote: Remote | None = None, *, install: bool = True
+) -> tuple[str, ...]:
     """Return the command that starts an agent on a host; install the agent if necessary.
 
-    Raises RemoteError if the host has no agent and none can be installed.
+    `remote`: a login to use. Raises RemoteError if the host has no agent and, with `install`, none
+    can be installed.
     """
     if host.ssh is None:
         return _here(host)
-    async with Remote(host) as remote:
-        if (found := await _found(remote)) is not None:
+    async with _login(host, remote) as line:
+        if (found := await _found(line)) is not None:
             return found
-        return (await _installed(remote),)
+        return (await _installed(line, install=install),)
 
 
 async def require_agent(host: Host) -> None:
@@ -205,10 +214,11 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-async def _installed(remote: Remote) -> str:
+async def _installed(remote: Remote, *, install: bool) -> str:
     """Install this controller's bundle on a host unless it is installed.
 
-    Returns the launcher's path.
+    Returns the launcher's path. Raises RemoteError, also if the bundle is missing without
+    `install`.
     """
     host = remote.host
     made = await _bundle(host)
@@ -218,6 +228,8 @@ async def _installed(remote: Remote) -> str:
         python = await agent_install.inspect_agent(remote, parcel)
         if python is None:
             return parcel.launcher
+        if not install:
+            raise RemoteError(f"{host.name}: vmckpt-agent is not installed", host=host.name)
         if host.read_only:
             raise _untouched(host)
         try:
@@ -275,18 +287,26 @@ async def run_order(
     answer: Answer = _nothing,
     *,
     remote: Remote | None = None,
+    install: bool = True,
 ) -> dict[str, Any]:
     """Have an agent on `host` carry out an order. Returns the agent's result.
 
     `answer` answers the agent's requests; setting `stop` asks the agent to stop. `remote`: a login
-    to use; None: the agent has its own. Raises the error
-    that the agent reports. Raises RemoteError if the agent exits without a result or sends an
-    invalid message; it is then unknown how much of the order was carried out.
+    to use; None: the order opens its own, unless logins are shared. `install`: whether to install
+    the agent if the host has none.
+
+    Raises the error that the agent reports. Raises RemoteError if there is no agent, or if the
+    agent exits without a result or sends an invalid message; it is then unknown how much of the
+    order was carried out.
     """
-    asks = _Exchange(host, order, emit, stop, answer, remote)
-    done = await asks.attempt(_words(host))
-    if done is None:
-        done = await asks.attempt(await _brought(host))
+    if host.ssh is None:
+        done = await _Exchange(host, order, emit, stop, answer, None).attempt(_here(host))
+    else:
+        async with _login(host, remote) as line:
+            asks = _Exchange(host, order, emit, stop, answer, line)
+            done = await asks.attempt(_words(host))
+            if done is None:
+                done = await asks.attempt(await _brought(host, line, install=install))
     if done is None:
         raise RemoteError(
             f"{host.name}: vmckpt-agent does not start",

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from vmckpt.agent import bundle, client
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import agent_install
-from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, show_bytes
 
 __all__ = ["sshd", "versions"]
@@ -119,8 +117,10 @@ else:
 """
 
 
-async def carried_out(machine: Machine) -> dict[str, Any]:
-    return await client.run_order(machine.host, {"do": "x"}, lambda _: None, asyncio.Event())
+async def carried_out(machine: Machine, *, install: bool = True) -> dict[str, Any]:
+    return await client.run_order(
+        machine.host, {"do": "x"}, lambda _: None, asyncio.Event(), install=install
+    )
 
 
 @pytest.fixture
@@ -147,12 +147,42 @@ async def test_an_order_brings_the_agent_and_further_orders_use_it(
 ) -> None:
     text = AGENT.replace("VERSION", repr(__version__))
     made = use(monkeypatch, small(tmp_path, "waits", text))
+    logins = machine.sshd.logins
 
     told = [await carried_out(machine) for _ in range(2)]
 
     launcher = f"{machine.versions}/{made.name}/bin/vmckpt-agent"
     assert told == [{"do": "x", "words": ["--wait", launcher, "300"]}] * 2
     assert len(machine.installers) == 1
+    assert machine.sshd.logins == logins + 2, "one per order, including the installation"
+
+
+async def test_orders_share_a_login(machine: Machine, elsewhere: None) -> None:
+    text = AGENT.replace("VERSION", repr(__version__))
+    machine.program("vmckpt-agent", f'exec {BARE} -c {shlex.quote(text)} "$@"')
+    logins = machine.sshd.logins
+
+    async with client.shared_logins():
+        await carried_out(machine)
+        await asyncio.gather(carried_out(machine), carried_out(machine))
+    assert machine.sshd.logins == logins + 1
+
+    await carried_out(machine)
+    assert machine.sshd.logins == logins + 2
+
+
+async def test_a_shared_login_that_broke_is_opened_again(
+    machine: Machine, elsewhere: None
+) -> None:
+    text = AGENT.replace("VERSION", repr(__version__))
+    machine.program("vmckpt-agent", f'exec {BARE} -c {shlex.quote(text)} "$@"')
+
+    async with client.shared_logins():
+        await carried_out(machine)
+        (login,) = (client._logins.get() or {}).values()
+        assert login._client is not None
+        login._client.close()
+        assert (await carried_out(machine))["do"] == "x"
 
 
 async def test_an_agent_that_waits_gets_the_order(
@@ -168,7 +198,7 @@ async def test_an_agent_that_waits_gets_the_order(
 async def test_an_agent_that_never_starts_is_one_line(
     machine: Machine, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def found(_: Host) -> tuple[str, ...]:
+    async def found(*_: object, **__: object) -> tuple[str, ...]:
         return ("/no/such/python", "-P", "-m", "vmckpt.agent.main")
 
     monkeypatch.setattr(client, "ensure_agent", found)
@@ -194,17 +224,19 @@ async def test_an_agent_is_brought_to_a_host_once_and_that_is_told(
     assert machine.versions.stat().st_mode & 0o777 == 0o700
 
 
-async def test_an_agent_that_is_not_needed_is_found_but_not_brought(machine: Machine) -> None:
-    async with Remote(machine.host) as remote:
-        assert await client.find_installed(remote) is None
-        assert machine.installers == []
+async def test_an_agent_that_is_not_needed_is_found_but_not_brought(
+    machine: Machine, elsewhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, small(tmp_path, "waits", AGENT.replace("VERSION", repr(__version__))))
+    with pytest.raises(RemoteError, match=r"^alpha: vmckpt-agent is not installed$"):
+        await carried_out(machine, install=False)
+    assert machine.installers == []
 
-        brought = await client.ensure_agent(machine.host)
-        assert await client.find_installed(remote) == brought
-        # It is not looked for again soon, by orders neither.
-        shutil.rmtree(machine.versions)
-        assert await client.find_installed(remote) == brought
-        assert client._words(machine.host)[-1] == brought[0]
+    (launcher,) = await client.ensure_agent(machine.host)
+    assert await carried_out(machine, install=False) == {
+        "do": "x", "words": ["--wait", launcher, "300"]
+    }  # fmt: skip
+    assert client._words(machine.host)[-1] == launcher
 
 
 async def test_orders_that_come_at_once_bring_it_once(machine: Machine) -> None:

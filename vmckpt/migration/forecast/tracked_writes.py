@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from vmckpt.agent import client
 from vmckpt.agent.orders import CountOrder
-from vmckpt.errors import RemoteError
 from vmckpt.model.events import Event
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint
@@ -26,10 +25,10 @@ async def count(
     host, stop = remote.host, asyncio.Event()
     timer = asyncio.get_running_loop().call_later(within, stop.set)
     try:
-        if await client.find_installed(remote) is None:
-            raise RemoteError(f"{host.name}: vmckpt-agent is not installed", host=host.name)
         order = CountOrder(guest=guest.uuid, uri=client.LIBVIRT, host=host.name, times=tuple(times))
-        told = await client.run_order(host, order.as_json(), _ignore, stop, remote=remote)
+        told = await client.run_order(
+            host, order.as_json(), _ignore, stop, remote=remote, install=False
+        )
     finally:
         timer.cancel()
     with client.sensible(host):

@@ -20,22 +20,16 @@ class Agent:
     """An agent that gives one answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.command: tuple[str, ...] | None = ("/usr/bin/vmckpt-agent",)
         self.points: Any = [[0.1, 4 * MIB], [0.3, 9 * MIB]]
         self.waits = False
         self.orders: list[dict[str, Any]] = []
-        monkeypatch.setattr(client, "find_installed", self.find)
         monkeypatch.setattr(client, "run_order", self.run)
-
-    async def find(self, remote: Remote) -> tuple[str, ...] | None:
-        assert remote is REMOTE
-        return self.command
 
     async def run(
         self, host: object, order: dict[str, Any], emit: object, stop: asyncio.Event, *,
-        remote: Remote,
+        remote: Remote, install: bool,
     ) -> dict[str, Any]:  # fmt: skip
-        assert (host, remote) == (HOST, REMOTE)
+        assert (host, remote, install) == (HOST, REMOTE, False)
         self.orders.append(order)
         if self.waits:
             await stop.wait()
@@ -61,14 +55,6 @@ async def test_the_pages_are_counted_exactly(agent: Agent) -> None:
     assert (order["do"], order["guest"], order["times"]) == (
         "count-writes", GUEST.uuid, (0.1, 0.3, 1.0),
     )  # fmt: skip
-
-
-async def test_nothing_is_installed_for_a_forecast(agent: Agent) -> None:
-    agent.command = None
-
-    with pytest.raises(RemoteError, match="not installed"):
-        await ask()
-    assert agent.orders == []
 
 
 async def test_a_count_is_ended_in_time(agent: Agent) -> None:
