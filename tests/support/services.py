@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.builders import GUEST
 from tests.support.stocking import Stock, stocked
-from vmckpt.app import controller, fleet, scheduler, snapshots
+from vmckpt.app import controller, fleet, scheduler, snapshot_store, snapshots
 from vmckpt.app.controller import Controller
 from vmckpt.inventory import Inventory
 from vmckpt.model.events import Caller
@@ -96,7 +96,7 @@ class World:
         return await asyncio.wait_for(running, limit)
 
     async def verdicts(self) -> dict[str, bool | None]:
-        found = await snapshots.listed(self.inventory, "near", None)
+        found = await snapshot_store.listed(self.inventory, "near", None)
         return {one.id: one.verdict.good for one in found}
 
     def has(self, store: str) -> set[str]:

@@ -15,7 +15,6 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 from vmckpt import errors, recovery
 from vmckpt.agent import cleanup_orders, orders
 from vmckpt.agent.protocol import error_as_json
-from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.capture import fs_freeze, migration_settings, network_hold
 from vmckpt.capture.disks import live
 from vmckpt.errors import HypervisorError, VmckptError
@@ -35,8 +34,8 @@ from vmckpt.units import Seconds
 _AS_JSON = (
     orders.CreateOrder, orders.PutBackOrder, orders.RestoreOrder, orders.UnrestoreOrder,
     orders.ReplicaOrder, orders.CountOrder, cleanup_orders.FinishOrder,
-    cleanup_orders.DiscardOrder, LineOrder, PolicyOverrides, Finding, Protection, request.Taken,
-    request.Restored, Settled,
+    cleanup_orders.DiscardOrder, orders.LineOrder, PolicyOverrides, Finding, Protection,
+    request.Taken, request.Restored, Settled,
 )  # fmt: skip
 _TO_JSON = (
     network_hold.HoldUndo, fs_freeze.FsFreezeUndo, migration_settings.Undo, live.DiskUndo,

@@ -81,10 +81,7 @@ ORDERS = {
     "create": ("orders:CreateOrder", "snapshot.create:create"),
     "discard": ("cleanup_orders:DiscardOrder", "restore.files:discard"),
     "finish-lazy": ("cleanup_orders:FinishOrder", "restore.lazy:finish"),
-    "line": (
-        "snapshot.transfer_parent_state:LineOrder",
-        "snapshot.transfer_parent_state:move",
-    ),
+    "line": ("orders:LineOrder", "snapshot.transfer_parent_state:move"),
     "put-back": ("orders:PutBackOrder", "snapshot.undo_create:put_back"),
     "replica": ("orders:ReplicaOrder", "replication.orders:carry_out"),
     "restore": ("orders:RestoreOrder", "restore.restore:restore"),

@@ -254,3 +254,30 @@ class CountOrder:
     def from_json(cls, told: Mapping[str, Any]) -> "CountOrder":
         """Parse an order from its JSON. Raises KeyError, TypeError."""
         return cls(**_fields(told, "times"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineOrder:
+    """Send a parent state to another host, or receive a parent state from another host."""
+
+    gives: bool
+    guest: str
+    """UUID of the guest."""
+    store: str
+    """Name of the store."""
+    state: str
+    snapshot: str
+    """The snapshot that the parent state describes."""
+
+    @property
+    def line(self) -> Path:
+        """Directory of the parent state on this host."""
+        return line_folder(self.state, self.guest, self.store)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "do": "line"}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "LineOrder":
+        """Parse an order from its JSON. Raises TypeError."""
+        return cls(**{key: value for key, value in told.items() if key != "do"})

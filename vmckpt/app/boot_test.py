@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from vmckpt.app import snapshots
+from vmckpt.app import snapshot_restore, stores
 from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.journal import controller_identity
@@ -37,7 +37,7 @@ async def boot(
     place = inventory.store(store)
     found = []
     for word in words or await asyncio.to_thread(_newest, place):
-        opened = await asyncio.to_thread(snapshots.opened_in, place, word, identity)
+        opened = await asyncio.to_thread(snapshot_restore.opened_in, place, word, identity)
         if opened.public.contents is not Contents.MEMORY:
             raise BadInput(
                 f"snapshot {opened.public.id} contains no memory, so it cannot be booted",
@@ -56,20 +56,20 @@ def _record(place: StorePlace, booted: Booted, caller: Caller) -> None:
 
     If the store cannot be written, only a warning is printed: the snapshot itself may be intact.
     """
-    keys = snapshots.keyring().signing()
+    keys = stores.keyring().signing()
     found = Checked(
         depth=results.BOOT, at=time.time(), good=booted.lives,
         what="" if booted.lives else booted.why, by=controller_identity.asked_by(),
         signer=keys.public.hex(),
     )  # fmt: skip
     try:
-        results.record(snapshots.open_place(place), booted.snapshot, found, keys)
+        results.record(stores.open_place(place), booted.snapshot, found, keys)
     except StoreError as exc:
         caller.warn(f"the result was not recorded: {exc}")
 
 
 def _newest(place: StorePlace) -> list[str]:
-    store = snapshots.open_place(place)
+    store = stores.open_place(place)
     newest: dict[str, tuple[float, str]] = {}
     for id_, public in catalog.readable(store).items():
         if public.contents is Contents.MEMORY:

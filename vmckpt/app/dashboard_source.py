@@ -201,12 +201,12 @@ def _jobs(journal: "Journal", ended: int) -> Sequence[JobView]:
 
 def _snapshots(inventory: Inventory) -> Sequence[SnapshotNow]:
     # Imported here, so that only callers that list snapshots load these modules.
-    from vmckpt.app import snapshots  # noqa: PLC0415
+    from vmckpt.app import snapshot_store  # noqa: PLC0415
 
     found: list[SnapshotNow] = []
     for name in inventory.stores:
         try:
-            told = snapshots.listing(inventory, name)
+            told = snapshot_store.listing(inventory, name)
         except VmckptError as exc:
             found.append(SnapshotNow(id="", name="", store=name, wrong=str(exc)))
             continue

@@ -4,7 +4,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vmckpt.errors import BadInput, GuestLocked, HypervisorError, meant
+from vmckpt.errors import (
+    BadInput,
+    GuestLocked,
+    HostUnreachable,
+    HypervisorError,
+    at_host,
+    meant,
+)
 from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
@@ -71,6 +78,42 @@ async def guests(
         if isinstance(answer, str)
     }
     return found, errors
+
+
+FoundGuests = tuple[Sequence[tuple[Host, Guest]], Mapping[str, str]]
+"""The result of `guests`: guests with their hosts, and errors by host."""
+
+
+def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
+    """Return the host of a guest. `told`: the hosts' answers. Raises BadInput, HostUnreachable."""
+    return find(inventory, guest, told)[0]
+
+
+def find(inventory: Inventory, guest: str, told: FoundGuests) -> tuple[Host, Guest]:
+    """Return a guest and its host. `told`: the hosts' answers.
+
+    Raises BadInput if no host or several hosts have the guest, HostUnreachable if the guest may be
+    on a host that does not answer.
+    """
+    found, errors = told
+    called = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
+    running = [(host, one) for host, one in called if one.state.is_active] or called
+    if len(running) == 1:
+        return running[0]
+    if running:
+        where = ", ".join(host.name for host, _ in running)
+        raise BadInput(
+            f"guest {guest} is on several hosts: {where}",
+            hint="name the guest by its UUID, or wait until its migration has ended",
+        )
+    if errors:
+        name, why = next(iter(errors.items()))
+        raise HostUnreachable(
+            f"guest {guest} was not found on any host that answered; no answer from"
+            f" {at_host(name, why)}",
+            host=name,
+        )
+    raise no_guest(inventory, guest, found)
 
 
 async def copies(

@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field, replace
 
-from vmckpt.app import fleet, snapshots
+from vmckpt.app import fleet, snapshot_restore, snapshots, stores
 from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, Cancelled, KeyRefused, VmckptError
 from vmckpt.inventory import Inventory
@@ -44,9 +44,9 @@ async def guard(
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     place = inventory.store(store)
-    await asyncio.to_thread(_can_open, snapshots.keyring(), identity)
+    await asyncio.to_thread(_can_open, stores.keyring(), identity)
     known = await fleet.guests(inventory)
-    host = snapshots.host_of(inventory, request.guest, known)
+    host = fleet.host_of(inventory, request.guest, known)
     paused = any(
         one.state is GuestState.PAUSED
         for at, one in known[0]
@@ -102,7 +102,7 @@ async def _way_is_open(
     """
     inventory, caller = controller.inventory, controller.caller
     try:
-        opened = await asyncio.to_thread(snapshots.opened_in, place, taken.id, identity)
+        opened = await asyncio.to_thread(snapshot_restore.opened_in, place, taken.id, identity)
         back = RestoreRequest(snapshot=taken.id, end_running=True)
         # Warnings are ignored: they concern another host, and this host already runs the guest.
         await restore.rehearse(inventory.host(taken.host), opened, back)
@@ -229,7 +229,7 @@ class _Guarding:
             snapshot=self.taken.id, end_running=True, on_restore=self.request.on_restore
         )
         deaf = replace(self.caller, stop=asyncio.Event())
-        return await snapshots.restore(
+        return await snapshot_restore.restore(
             replace(self.controller, caller=deaf), self.place.name, request,
             on=runs[0] if len(runs) == 1 else self.taken.host, identity=self.identity,
             closed_too=True,

@@ -6,10 +6,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from vmckpt.agent import client
-from vmckpt.app import fleet, snapshots
+from vmckpt.app import fleet
 from vmckpt.app.controller import Controller
 from vmckpt.app.snapshot_store import open_store
-from vmckpt.app.snapshots import keyring
+from vmckpt.app.stores import keyring
 from vmckpt.doctor import checks, gather
 from vmckpt.doctor.checks import ControllerReady, StoreReady
 from vmckpt.errors import VmckptError
@@ -75,7 +75,7 @@ async def guest_readiness(inventory: Inventory, guest: str) -> Readiness:
     Raises BadInput if no host has the guest, HostUnreachable if the guest may be on a host that
     does not answer.
     """
-    host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
+    host = fleet.host_of(inventory, guest, await fleet.guests(inventory))
     return await _with_lease_store(inventory, await prepare.readiness(host, guest))
 
 
@@ -86,7 +86,7 @@ async def make_ready(controller: Controller, guest: str) -> Readiness:
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
-    host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
+    host = fleet.host_of(inventory, guest, await fleet.guests(inventory))
     return await _with_lease_store(inventory, await prepare.make_ready(host, guest, caller))
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from vmckpt.app import fleet
 from vmckpt.app.controller import Controller
-from vmckpt.app.snapshots import host_of
 from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, maintenance
@@ -61,7 +60,7 @@ async def protect(controller: Controller, request: Request, told: Told) -> Prote
     if not request.dry_run:
         inventory.may_act()
     found = await fleet.guests(inventory)
-    primary = host_of(inventory, request.guest, found)
+    primary = fleet.host_of(inventory, request.guest, found)
     guest = next(
         one for host, one in found[0]
         if host.name == primary.name and request.guest in (one.name, one.uuid)

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from vmckpt import recovery as recovering
-from vmckpt.app import fleet, snapshot_store, snapshots
+from vmckpt.app import fleet, snapshot_store, snapshots, stores
 from vmckpt.app.controller import Controller
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
@@ -146,7 +146,7 @@ def _setting(
     recover: Callable[[], Awaitable[None]],
 ) -> Setting:
     inventory, policies = controller.inventory, controller.policies
-    ring = snapshots.keyring()
+    ring = stores.keyring()
     shelves = Shelves(lambda name: snapshot_store.open_store(inventory, name), ring.trusted)
 
     def acting(stop: asyncio.Event) -> Controller:

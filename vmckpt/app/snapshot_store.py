@@ -1,10 +1,11 @@
 """Show, verify, prune, copy and browse the snapshots in stores, and manage their keys."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, tzinfo
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from vmckpt import inventory as inventories
-from vmckpt.app.snapshots import keyring, open_place
+from vmckpt.app.stores import keyring, open_place
 from vmckpt.errors import BadInput, KeyRefused, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity
@@ -24,15 +25,18 @@ from vmckpt.snapshot.browse import Browse
 from vmckpt.snapshot.catalog import Found, Identity, Looked, Progress
 from vmckpt.snapshot.copy import Moved
 from vmckpt.snapshot.diff import RegionDiff
+from vmckpt.snapshot.group import rules
+from vmckpt.snapshot.group.rules import GroupCompleteness
 from vmckpt.snapshot.prune import PruneDecision
 from vmckpt.snapshot.rekey import Rotated
 from vmckpt.snapshot.verify import repair as verify_repair
 from vmckpt.snapshot.verify import results
 from vmckpt.snapshot.verify import verify as verify_verify
 from vmckpt.snapshot.verify.repair import Repaired
-from vmckpt.snapshot.verify.results import VerifySummary
+from vmckpt.snapshot.verify.results import UNKNOWN, VerifySummary
 from vmckpt.snapshot.verify.verify import Depth, Proved
 from vmckpt.store import gc as collecting
+from vmckpt.store import snapshot_list
 from vmckpt.store.format.metadata import Public
 from vmckpt.store.format.private_part import Private
 from vmckpt.store.gc import Collected
@@ -61,6 +65,71 @@ def located(inventory: Inventory, store: str | None, word: str) -> Found:
     """
     places = [inventory.store(store)] if store is not None else list(inventory.stores.values())
     return catalog.find_anywhere(places or [inventory.store()], open_place, word)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRow:
+    """A snapshot in the list of a store."""
+
+    id: str
+    public: Public | None
+    """The snapshot's public metadata; None: the snapshot cannot be read."""
+    pinned: bool
+    trusted: bool
+    """Whether the snapshot was signed by a writer that this controller trusts."""
+    wrong: str | None
+    """Why the snapshot cannot be read; None if it can be read."""
+    group: GroupCompleteness | None = None
+    """The snapshot's group, and how many members of the group the store has."""
+    verdict: VerifySummary = UNKNOWN
+    """Verification results of the snapshot."""
+
+
+async def listed(
+    inventory: Inventory, store: str | None, guest: str | None
+) -> Sequence[SnapshotRow]:
+    """List the snapshots of a store, the oldest first; unreadable snapshots come last.
+
+    `guest`: list only snapshots of this guest, by name or UUID. Raises InventoryError, StoreError.
+    """
+    return await asyncio.to_thread(listing, inventory, store, guest)
+
+
+def listing(
+    inventory: Inventory, name: str | None, guest: str | None = None
+) -> Sequence[SnapshotRow]:
+    """List the snapshots of a store, blocking; see `listed`."""
+    store = open_place(inventory.store(name))
+    pins, trusted = store.pins(), keyring().trusted()
+    found = []
+    everything = []
+    checks = results.verdicts(store, trusted)
+    for id_, public in snapshot_list.proved(store).items():
+        if not isinstance(public, Public):
+            wrong = str(public)
+            found.append(SnapshotRow(id=id_, public=None, pinned=False, trusted=False, wrong=wrong))
+            continue
+        everything.append(public)
+        if guest is None or guest in (public.guest, public.guest_uuid):
+            signed = bytes.fromhex(public.signer) in trusted
+            found.append(
+                SnapshotRow(
+                    id=id_,
+                    public=public,
+                    pinned=id_ in pins,
+                    trusted=signed,
+                    wrong=None,
+                    verdict=checks.get(id_, UNKNOWN),
+                )
+            )
+    groups = rules.standing(everything)
+    found = [
+        replace(one, group=groups[one.public.group])
+        if one.public is not None and one.public.group is not None
+        else one
+        for one in found
+    ]
+    return sorted(found, key=lambda one: (one.public is None, one.public and one.public.made_at))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from vmckpt.capture import device_limits
 from vmckpt.hypervisor import host_facts
 from vmckpt.hypervisor import storage as hypervisor_storage
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.lease import replicas
 from vmckpt.model.disk import Room
 from vmckpt.model.epoch_cost import EpochCost, Finder
 from vmckpt.model.finding import Finding
@@ -168,4 +167,6 @@ async def _has_standby(backup: Host, guest: str) -> bool:
 async def _lease_store(setting: Setting, request: ProtectRequest) -> Finding | None:
     if setting.lease is None or not request.automatic:
         return None
+    from vmckpt.lease import replicas  # noqa: PLC0415 - loading psycopg takes 0.1 s
+
     return await asyncio.to_thread(replicas.examine, setting.lease)

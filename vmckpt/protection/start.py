@@ -18,7 +18,6 @@ from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import JournalStepLog, recorded
 from vmckpt.journal.records import NewOperation
-from vmckpt.lease import client
 from vmckpt.lease.terms import LeaseTerms
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Severity
@@ -187,6 +186,8 @@ class Beginning:
     def _lease(self) -> Lease | None:
         if self._setting.lease is None or not self._request.automatic:
             return None  # a lease may stop the guest, which only automatic failover permits
+        from vmckpt.lease import client  # noqa: PLC0415 - loading psycopg takes 0.1 s
+
         url, request = self._setting.lease, self._request
         ttl = request.terms.lease
         terms = LeaseTerms(ttl=ttl, margin=Seconds(ttl * _MARGIN))
@@ -290,6 +291,8 @@ class Beginning:
                     why.undone = False
         # A primary that may still be running keeps its lease until recovery finds it stopped.
         if ended and self._setting.lease is not None and self._request.automatic:
+            from vmckpt.lease import client  # noqa: PLC0415 - loading psycopg takes 0.1 s
+
             try:
                 await asyncio.to_thread(
                     client.revoke, self._setting.lease, self._guest.uuid, force=True,

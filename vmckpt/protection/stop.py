@@ -23,7 +23,6 @@ from vmckpt.journal import jobs
 from vmckpt.journal import recorder as journal_recorder
 from vmckpt.journal.recorder import JournalStepLog, Recorder
 from vmckpt.journal.records import Operation, StepState
-from vmckpt.lease import client
 from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced
 from vmckpt.model.host import Host
@@ -236,6 +235,8 @@ def _has_forgotten(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
 async def give_back(known: Known) -> None:
     """Revoke the lease and its database login. Raises VmckptError."""
     if known.lease is not None:
+        from vmckpt.lease import client  # noqa: PLC0415 - loading psycopg takes 0.1 s
+
         await asyncio.to_thread(
             client.revoke, known.lease, known.uuid, force=True, session=known.session
         )

@@ -13,10 +13,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from vmckpt.agent import client
-from vmckpt.agent.orders import CreateOrder
+from vmckpt.agent.orders import CreateOrder, LineOrder
 from vmckpt.agent.protocol import error_as_json
 from vmckpt.agent.results import CreateResult
-from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput, GuestLocked, VmckptError
 from vmckpt.journal import controller_identity, jobs
 from vmckpt.journal.recorder import JournalStepLog, Recorder, recorded

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vmckpt import inventory
-from vmckpt.app import snapshots
+from vmckpt.app import snapshot_restore
 from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, Blocked, GuestLocked, JournalError, OrphanedJobs
 from vmckpt.journal import jobs, maintenance
@@ -54,7 +54,7 @@ async def test_nothing_is_restored_there_but_what_is_there(monkeypatch: pytest.M
         asked.append(host.name)
 
     opened = SimpleNamespace(public=SimpleNamespace(host="alpha"))
-    monkeypatch.setattr(snapshots, "opened_anywhere", lambda *_: opened)
+    monkeypatch.setattr(snapshot_restore, "opened_anywhere", lambda *_: opened)
     monkeypatch.setattr(restore_restore, "restore", restore)
     hosts = "".join(f"  {name}: {{uri: 'test:///default'}}\n" for name in ("alpha", "beta"))
     known = inventory.parse(f"hosts:\n{hosts}", Path("hosts.yaml"))
@@ -64,7 +64,7 @@ async def test_nothing_is_restored_there_but_what_is_there(monkeypatch: pytest.M
     async def order(**how: Any) -> None:
         acting = Controller(inventory=known, caller=caller)
         request = RestoreRequest(snapshot="s-1")
-        await snapshots.restore(acting, None, request, identity=None, **how)
+        await snapshot_restore.restore(acting, None, request, identity=None, **how)
 
     with pytest.raises(Blocked, match="alpha: it is in maintenance"):
         await order(on=None)

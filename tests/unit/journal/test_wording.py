@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt import inventory
-from vmckpt.app import snapshots
+from vmckpt.app import fleet
 from vmckpt.errors import BadInput, at_host, meant
 from vmckpt.journal import wording
 
@@ -29,7 +29,7 @@ def test_a_snapshot_of_a_misspelt_guest_names_the_likely_one() -> None:
     known = inventory.parse("hosts: {alpha: {uri: test:///default}}", Path("hosts.yaml"))
 
     with pytest.raises(BadInput, match="no guest 'web1' on alpha; run vmckpt guests"):
-        snapshots.host_of(known, "web1", ([], {}))
+        fleet.host_of(known, "web1", ([], {}))
 
 
 def test_a_host_is_named_once() -> None:

@@ -9,49 +9,20 @@ import base64
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
+from vmckpt.agent.orders import LineOrder
 from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.snapshot import spool
 from vmckpt.errors import BadInput
-from vmckpt.model.disk import line_folder
 from vmckpt.store import parent_state
 from vmckpt.units import Seconds
 
 _PIECE = 4 << 20
 _NAME = re.compile(r"line\.json|chunks|\d{1,6}\.(map\.npy|prints)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineOrder:
-    """Send a parent state to another host, or receive a parent state from another host."""
-
-    gives: bool
-    guest: str
-    """UUID of the guest."""
-    store: str
-    """Name of the store."""
-    state: str
-    snapshot: str
-    """The snapshot that the parent state describes."""
-
-    @property
-    def line(self) -> Path:
-        """Directory of the parent state on this host."""
-        return line_folder(self.state, self.guest, self.store)
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "do": "line"}
-
-    @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "LineOrder":
-        """Parse an order from its JSON. Raises TypeError."""
-        return cls(**{key: value for key, value in told.items() if key != "do"})
 
 
 def move(order: LineOrder, channel: ControllerChannel) -> dict[str, Any]:

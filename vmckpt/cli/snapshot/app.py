@@ -13,7 +13,7 @@ from vmckpt.cli.snapshot.options import STORE
 from vmckpt.units import Bytes, show_bytes
 
 if TYPE_CHECKING:
-    from vmckpt.app.snapshots import SnapshotRow
+    from vmckpt.app.snapshot_store import SnapshotRow
 
 app = typer.Typer(name="snapshot", invoke_without_command=True, rich_markup_mode=None)
 
@@ -38,9 +38,9 @@ def init(store: STORE = None, inventory: INVENTORY = None) -> None:
 
         vmckpt snapshot init --store far
     """
-    from vmckpt.app import controller, snapshots
+    from vmckpt.app import controller, stores
 
-    where = snapshots.init(controller.load_inventory(inventory), store)
+    where = stores.init(controller.load_inventory(inventory), store)
     output.say(f"created store {where}")
 
 
@@ -61,10 +61,10 @@ def list_(
 
         vmckpt snapshot list web1 --json
     """
-    from vmckpt.app import controller, snapshots
+    from vmckpt.app import controller, snapshot_store
 
     known = controller.load_inventory(inventory)
-    found = asyncio.run(snapshots.listed(known, store, guest))
+    found = asyncio.run(snapshot_store.listed(known, store, guest))
     if json:
         output.print_json([_as_json(one) for one in found])
         return

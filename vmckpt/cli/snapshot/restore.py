@@ -159,7 +159,7 @@ async def _restore(
     on: str | None,
     key: "Identity | None",
 ) -> "Restored | GroupRestored":
-    from vmckpt.app import controller, snapshots
+    from vmckpt.app import controller, snapshot_restore
     from vmckpt.snapshot.group import rules
 
     whole = rules.is_id(request.snapshot)
@@ -167,5 +167,5 @@ async def _restore(
     stop = stop_on_signals(f"stopping: {becomes}")
     caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=inventory, caller=caller)
-    back = snapshots.restore_group if whole else snapshots.restore
+    back = snapshot_restore.restore_group if whole else snapshot_restore.restore
     return await back(acting, store, request, on=on, identity=key)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vmckpt.agent.orders import LineOrder
 from vmckpt.agent.snapshot import transfer_parent_state
-from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput
 from vmckpt.model.disk import line_folder
 from vmckpt.store import parent_state

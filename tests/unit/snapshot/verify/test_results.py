@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.make_store_v1 import secret
 from tests.support.stocking import Stock, flip, stocked
 from vmckpt.app import controller, snapshot_store
-from vmckpt.app.snapshots import opened_anywhere
+from vmckpt.app.snapshot_restore import opened_anywhere
 from vmckpt.errors import NotInStore, StoreDamaged
 from vmckpt.snapshot.catalog import inspect, opened
 from vmckpt.snapshot.verify import results

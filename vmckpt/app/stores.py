@@ -1,0 +1,38 @@
+"""Open and create the stores of an inventory, and read this controller's keys."""
+
+import os
+from pathlib import Path
+
+from vmckpt.inventory import Inventory
+from vmckpt.journal import location
+from vmckpt.model.disk import StorePlace
+from vmckpt.store import repository
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.keys.keyring import FOLDER, Keyring
+from vmckpt.store.repository import Store
+
+_CACHE = "cache"
+
+
+def keyring() -> Keyring:
+    """Return the keys of this controller."""
+    return Keyring(_state() / FOLDER)
+
+
+def _state() -> Path:
+    return location.state_folder(os.environ, root=os.geteuid() == 0)
+
+
+def open_place(where: StorePlace) -> Store:
+    """Open a store of the inventory. Raises NotInStore, StoreNewer, StoreError."""
+    return repository.opened(where, cache=_state() / _CACHE)
+
+
+def init(inventory: Inventory, name: str | None) -> str:
+    """Create a store of the inventory. Returns its location.
+
+    Raises ReadOnly, InventoryError, StoreError, and BadInput if the store exists.
+    """
+    inventory.may_act()
+    store = Store.create(backend_of(inventory.store(name).url))
+    return store.backend.where
