@@ -10,7 +10,7 @@ from vmckpt import inventory as inventories
 from vmckpt import recovery as recovering
 from vmckpt.app import controller, fleet
 from vmckpt.app.controller import Controller
-from vmckpt.errors import BadInput, HostUnreachable, JournalError, VmckptError, at_host
+from vmckpt.errors import BadInput, HostUnreachable, JournalError, at_host
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer
@@ -70,17 +70,18 @@ async def _put_in_order_and_find(controller: Controller, request: MigrateRequest
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if request.dry_run:
         return await _setting(controller, request)
-    await asyncio.to_thread(jobs.require_not_delegated, request.guest)
-    first = asyncio.create_task(recovering.recover_before(inventory, policies, caller))
+    finding = asyncio.create_task(_setting(controller, request))
     try:
-        setting = await _setting(controller, request)
-    except VmckptError:
-        if not await first:
-            raise
-        return await _setting(controller, request)
-    if await first:
-        return await _setting(controller, request)
-    return setting
+        await asyncio.to_thread(jobs.require_not_delegated, request.guest)
+        changed = await recovering.recover_before(inventory, policies, caller)
+    except BaseException:
+        finding.cancel()
+        await asyncio.gather(finding, return_exceptions=True)
+        raise
+    if not changed:
+        return await finding
+    await asyncio.gather(finding, return_exceptions=True)
+    return await _setting(controller, request)
 
 
 async def plan(controller: Controller, request: MigrateRequest) -> tuple[Plan, Host, Host]:

@@ -59,7 +59,7 @@ async def protect(controller: Controller, request: Request, told: Told) -> Prote
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
         inventory.may_act()
-    found = await fleet.guests(inventory)
+    found, _ = await asyncio.gather(fleet.guests(inventory), asyncio.to_thread(jobs.load))
     primary = fleet.host_of(inventory, request.guest, found)
     guest = next(
         one for host, one in found[0]

@@ -1,9 +1,11 @@
 """Create snapshots of guests and of groups."""
 
+import asyncio
 from collections.abc import Sequence
 
 from vmckpt.app import fleet, stores
 from vmckpt.app.controller import Controller
+from vmckpt.journal import jobs
 from vmckpt.snapshot import create
 from vmckpt.snapshot.group import create as group_create
 from vmckpt.snapshot.group import rules
@@ -19,7 +21,8 @@ async def take(controller: Controller, store: str | None, request: TakeRequest) 
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     kept_in = inventory.store(store)
-    found = fleet.find(inventory, request.guest, await fleet.guests(inventory))
+    told, _ = await asyncio.gather(fleet.guests(inventory), asyncio.to_thread(jobs.load))
+    found = fleet.find(inventory, request.guest, told)
     keys = stores.keyring()
     return await create.take(found, kept_in, keys, request, caller, hosts=inventory.hosts)
 

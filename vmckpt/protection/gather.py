@@ -90,10 +90,12 @@ async def _asked(
     backup: Host, guest: str, folders: Iterable[str], files: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return the backup's answer for each directory. Raises VmckptError."""
-    return [
-        await agent_client.order(backup, guest, "room", folder=folder, files=files)
-        for folder in folders
-    ]
+    return await asyncio.gather(
+        *(
+            agent_client.order(backup, guest, "room", folder=folder, files=files)
+            for folder in folders
+        )
+    )
 
 
 def _rooms(needed: Mapping[str, Bytes], answers: Sequence[Mapping[str, Any]]) -> tuple[Room, ...]:
@@ -122,10 +124,11 @@ async def seen(
     files = [*guest.boot_files, *fixed]
     needed = _needed(looked, taken.images, setting.backup, request)
     async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
-        ours, theirs, answers = await asyncio.gather(
+        ours, theirs, answers, lease_store = await asyncio.gather(
             host_facts.host_facts(one),
             host_facts.host_facts(other),
             _asked(setting.backup, guest.uuid, needed, files),
+            _lease_store(setting, request),
         )
     name_taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
     devices = device_limits.kinds(ET.fromstring(looked["xml"]))
@@ -141,7 +144,7 @@ async def seen(
         has_lease=setting.lease is not None, automatic=request.automatic,
         fence=None if setting.primary.fence is None else setting.primary.fence.in_words,
         max_pause=request.terms.max_pause, missing=tuple(answers[0]["missing"]),
-        lease_store=await _lease_store(setting, request),
+        lease_store=lease_store,
         standby_there=name_taken and await _has_standby(setting.backup, guest.uuid),
         disk_logs=bool(looked["disk_logs"]), epoch_cost=_epoch_cost(setting, looked["epoch_cost"]),
     )  # fmt: skip

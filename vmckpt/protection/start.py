@@ -46,6 +46,7 @@ Told = Callable[[ProtectionStatus], None]
 """Receives the primary's status while the first copy is made."""
 
 
+@agent_client.shared_logins()
 async def protect(
     setting: Setting, request: ProtectRequest, caller: Caller, told: Told
 ) -> Protected:

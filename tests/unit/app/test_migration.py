@@ -10,12 +10,14 @@ import pytest
 
 from tests.support.happenings import WEB1, journal
 from tests.support.two_copies import HOSTS, INVENTORY, ONE, TWO, WEB, Found, asked
+from vmckpt import recovery
 from vmckpt.app import controller as app_controller
 from vmckpt.app import fleet, migration
-from vmckpt.errors import BadInput, HostUnreachable, OutcomeUnknown
+from vmckpt.errors import BadInput, GuestLocked, HostUnreachable, OutcomeUnknown
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
 from vmckpt.journal.store import Journal
+from vmckpt.migration.request import MigrateRequest
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import GuestJob, GuestState
 
@@ -85,3 +87,54 @@ async def test_where_it_is_not_known_nothing_is_guessed(
     monkeypatch.setattr(fleet, "guests", guests)
     with pytest.raises(kind, match=why):
         await migration._find(INVENTORY, "web1", "gamma")
+
+
+@pytest.mark.parametrize("recovered", [False, True])
+async def test_a_guest_is_searched_for_again_if_recovery_changed_anything(
+    monkeypatch: pytest.MonkeyPatch, recovered: bool
+) -> None:
+    searches = []
+
+    async def guests(_: Inventory) -> object:
+        searches.append(recovered)
+        if len(searches) == 1 and recovered:
+            raise HostUnreachable("the guest is on two hosts")
+        return ONE, {}
+
+    async def recover(*_: object) -> bool:
+        await asyncio.sleep(0.01)
+        return recovered
+
+    monkeypatch.setattr(fleet, "guests", guests)
+    monkeypatch.setattr(recovery, "recover_before", recover)
+    acting = app_controller.Controller(inventory=INVENTORY, caller=NOBODY)
+    request = MigrateRequest(guest=WEB.name, to="alpha")
+
+    setting = await migration._put_in_order_and_find(acting, request)
+
+    assert setting.source == HOSTS["beta"]
+    assert len(searches) == 1 + recovered
+
+
+async def test_a_protected_guest_is_refused_before_its_host_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = []
+
+    async def guests(_: Inventory) -> object:
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            ended.append(True)
+
+    def refuse(_: str) -> None:
+        raise GuestLocked("guest web1 is protected")
+
+    monkeypatch.setattr(fleet, "guests", guests)
+    monkeypatch.setattr(jobs, "require_not_delegated", refuse)
+    acting = app_controller.Controller(inventory=INVENTORY, caller=NOBODY)
+
+    async with asyncio.timeout(10.0):
+        with pytest.raises(GuestLocked, match="is protected"):
+            await migration._put_in_order_and_find(acting, MigrateRequest(guest="web1", to="alpha"))
+    assert ended

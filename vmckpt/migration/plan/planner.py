@@ -78,13 +78,25 @@ class ForecastOptions:
     past: Callable[[], Awaitable[Sequence[PastMove]]]
     """Returns past moves between these hosts, from the journal."""
     probe: Seconds | None = None
-    """How long the guest's writes may be measured; None: as set in the policy."""
+    """How long the guest's writes may be measured; None: as set in the policy, and not at all if
+    the policy's mode leaves nothing to decide."""
     every_mode: bool = False
     """Also forecast the modes that the policy does not use."""
     closed_too: bool = False
     """Make a forecast even if the target is in maintenance."""
     links: Links | None = None
     """Link measurements shared with other plans; None: links are measured for this plan."""
+
+
+_SETTLED = (Mode.POSTCOPY, Mode.STOP_AND_COPY)
+"""Modes during which nothing is decided, so that a forecast could change nothing."""
+
+
+def probe_of(policy: Policy, ahead: ForecastOptions) -> Seconds:
+    """Return how long the guest's writes may be measured; 0: no forecast is needed. Pure."""
+    if ahead.probe is not None:
+        return ahead.probe
+    return Seconds(0.0) if policy.mode in _SETTLED and not ahead.every_mode else policy.probe
 
 
 async def _look_ahead(
@@ -97,7 +109,7 @@ async def _look_ahead(
     post_copy: bool,
     disks: Bytes,
 ) -> GuestForecast | None:
-    probe = policy.probe if ahead.probe is None else ahead.probe
+    probe = probe_of(policy, ahead)
     if probe <= 0:
         return None
     return await services.forecast_guest(

@@ -1,11 +1,13 @@
 """What is decided before a start, as far as it needs no host."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.builders import FACTS, GUEST
+from vmckpt.journal.migration_history import PastMove
 from vmckpt.migration import request
 from vmckpt.migration.plan import planner
 from vmckpt.migration.plan.planner import NO_COPIES
@@ -62,3 +64,31 @@ def test_the_journal_gets_the_order_without_definitions_that_may_hold_passwords(
 
     assert "passwd" not in str(stored)
     assert MoveOrder.from_json(stored) == replace(order, target_xml=None, target_definition=None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "probe", "every_mode", "measured"),
+    [
+        (Mode.AUTO, None, False, 1.0),
+        (Mode.HYBRID, None, False, 1.0),
+        (Mode.PRECOPY, None, False, 1.0),
+        # These begin at once: no forecast could change them.
+        (Mode.POSTCOPY, None, False, 0.0),
+        (Mode.STOP_AND_COPY, None, False, 0.0),
+        # A forecast was asked for.
+        (Mode.POSTCOPY, None, True, 1.0),
+        (Mode.POSTCOPY, 5.0, False, 5.0),
+        (Mode.AUTO, 0.0, False, 0.0),
+    ],
+)
+def test_a_migration_waits_only_for_a_forecast_that_can_change_it(
+    mode: Mode, probe: float | None, every_mode: bool, measured: float
+) -> None:
+    async def past() -> Sequence[PastMove]:
+        return ()
+
+    ahead = planner.ForecastOptions(
+        past=past, probe=None if probe is None else Seconds(probe), every_mode=every_mode
+    )
+
+    assert planner.probe_of(replace(BALANCED, mode=mode), ahead) == measured
