@@ -67,7 +67,7 @@ def _record() -> None:
     _timed(
         agent_channel.AgentProcess, "__aexit__", lambda agent, *_: f"end agent {agent.host.name}"
     )
-    _timed(client, "ensure_agent", lambda host: f"find agent {host.name}")
+    _timed(client, "ensure_agent", lambda host, *_, **__: f"find agent {host.name}")
     _timed(
         client, "run_order",
         lambda host, order, *_, **__: f"order {host.name} {order['do']} {order.get('what', '')}",
