@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, tzinfo
-from functools import cache
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -419,11 +418,6 @@ def import_(inventory: Inventory, store: str | None, path: Path, progress: Progr
     """
     inventory.may_act()
     return archive.import_(open_store(inventory, store), path, keyring().trusted(), progress)
-
-
-def load_identity(path: Path, passphrase: keys_identity.Passphrase | None) -> Identity:
-    """Return a function that loads the identity in a file on the first call, and caches it."""
-    return cache(lambda: keys_identity.load(path, passphrase))
 
 
 def new_identity(path: Path, passphrase: str | None) -> bytes:

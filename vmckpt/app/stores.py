@@ -1,13 +1,16 @@
-"""Open and create the stores of an inventory, and read this controller's keys."""
+"""Open and create the stores of an inventory, and load keys."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 from vmckpt.inventory import Inventory
 from vmckpt.journal import location
 from vmckpt.model.disk import StorePlace
+from vmckpt.snapshot.catalog import Identity
 from vmckpt.store import repository
 from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.keys import identity
 from vmckpt.store.keys.keyring import FOLDER, Keyring
 from vmckpt.store.repository import Store
 
@@ -36,3 +39,8 @@ def init(inventory: Inventory, name: str | None) -> str:
     inventory.may_act()
     store = Store.create(backend_of(inventory.store(name).url))
     return store.backend.where
+
+
+def load_identity(path: Path, passphrase: identity.Passphrase | None) -> Identity:
+    """Return a function that loads the identity in a file on the first call, and caches it."""
+    return cache(lambda: identity.load(path, passphrase))

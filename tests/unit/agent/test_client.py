@@ -171,9 +171,7 @@ async def test_orders_share_a_login(machine: Machine, elsewhere: None) -> None:
     assert machine.sshd.logins == logins + 2
 
 
-async def test_a_shared_login_that_broke_is_opened_again(
-    machine: Machine, elsewhere: None
-) -> None:
+async def test_a_shared_login_that_broke_is_opened_again(machine: Machine, elsewhere: None) -> None:
     text = AGENT.replace("VERSION", repr(__version__))
     machine.program("vmckpt-agent", f'exec {BARE} -c {shlex.quote(text)} "$@"')
 

@@ -98,7 +98,7 @@ async def test_a_guest_is_searched_for_again_if_recovery_changed_anything(
     async def guests(_: Inventory) -> object:
         searches.append(recovered)
         if len(searches) == 1 and recovered:
-            raise HostUnreachable("the guest is on two hosts")
+            raise HostUnreachable("no answer", host="alpha")
         return ONE, {}
 
     async def recover(*_: object) -> bool:
@@ -123,7 +123,7 @@ async def test_a_protected_guest_is_refused_before_its_host_is_found(
 
     async def guests(_: Inventory) -> object:
         try:
-            await asyncio.sleep(60.0)
+            return await asyncio.sleep(60.0)
         finally:
             ended.append(True)
 

@@ -65,6 +65,16 @@ async def test_an_answer_is_an_answer(sshd: Sshd, remote: Remote) -> None:
     assert seen.err == "�" * 3_000_000
 
 
+async def test_small_messages_do_not_wait_for_each_other(sshd: Sshd, remote: Remote) -> None:
+    sshd.behave = answer(b"")
+    await remote.run(["uname"])
+
+    assert remote._client is not None
+    transport = remote._client.get_transport()
+    assert transport is not None
+    assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 async def test_arguments_arrive_as_they_are_through_a_real_shell(
     sshd: Sshd, remote: Remote, tmp_path: Path
 ) -> None:

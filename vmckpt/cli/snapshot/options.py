@@ -103,11 +103,11 @@ def sure(question: str, *, yes: bool) -> None:
 
 def identity_of(path: Path | None) -> "Identity | None":
     """Return a function that loads the identity, or None if no file is named."""
-    from vmckpt.app import snapshot_store
-
     if path is None:
         return None
-    return snapshot_store.load_identity(path, lambda: asked_passphrase(path))
+    from vmckpt.app import stores
+
+    return stores.load_identity(path, lambda: asked_passphrase(path))
 
 
 def asked_passphrase(path: Path) -> str:
