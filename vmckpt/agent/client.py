@@ -369,7 +369,8 @@ def sensible(host: Host) -> Iterator[None]:
         raise RemoteError(
             f"{host.name}: invalid message from vmckpt-agent: {why!r}",
             host=host.name,
-            hint=f"install the same version of vmckpt on that host; run vmckpt doctor {host.name}",
+            hint=f"install the controller's version of vmckpt on {host.name}; run vmckpt doctor"
+            f" {host.name}",
         ) from exc
 
 

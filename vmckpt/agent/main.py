@@ -105,7 +105,8 @@ def _carry_out(channel: ControllerChannel) -> dict[str, Any]:
         told = channel.order()
         kind = str(told.get("do"))
         if kind not in ORDERS:
-            raise BadInput(f"unknown order {kind!r}", hint="update vmckpt on the host")
+            host = told.get("host") or "the host"
+            raise BadInput(f"unknown order {kind!r}", hint=f"update vmckpt on {host}")
         parse, do = (named(name) for name in ORDERS[kind])
         order = parse.from_json(told)
     except (ValueError, TypeError, KeyError, AttributeError, EOFError) as exc:

@@ -69,7 +69,7 @@ class Emptying:
 
         A host to be evacuated enters maintenance before the first move; a host to be repopulated
         leaves maintenance. Raises ReadOnly, and GuestLocked, Blocked or Cancelled if no move has
-        begun.
+        begun, and JournalError.
         """
         self._inventory.may_act()
         task, new = plan.task, False
@@ -118,7 +118,7 @@ async def put_in_order(controller: Controller) -> None:
 def back_to(host: str, policy: str | None) -> Task:
     """Return the task that moves evacuated guests back to a host.
 
-    Raises BadInput if no guest was moved away, or if the evacuation has not finished.
+    Raises JournalError, and BadInput if no guest was moved away or the evacuation has not finished.
     """
     if (task := away_from(host, policy)) is not None:
         return task
@@ -133,7 +133,7 @@ def back_to(host: str, policy: str | None) -> Task:
 def away_from(host: str, policy: str | None) -> Task | None:
     """Return the task that moves guests back to a host, or None if no guest was moved away.
 
-    Raises BadInput if the evacuation has not finished.
+    Raises BadInput if the evacuation has not finished, and JournalError.
     """
     with jobs.open_journal() as journal:
         found = journal.on_host([str(Kind.EVACUATE)], host)
@@ -192,7 +192,7 @@ def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
     """Put a host into maintenance: no guest is placed on the host until it leaves maintenance.
 
     Returns the record of the maintenance, and whether this call created it. Raises InventoryError,
-    ReadOnly.
+    ReadOnly, JournalError.
     """
     inventory.may_act()
     return maintenance.enter(inventory.host(host).name, why)
@@ -202,7 +202,7 @@ def leave(inventory: Inventory, host: str) -> Held:
     """Take a host out of maintenance, so that guests may be placed on the host again.
 
     Returns the record of the ended maintenance. Raises ReadOnly, BadInput if the host is not in
-    maintenance.
+    maintenance, and JournalError.
     """
     inventory.may_act()
     return maintenance.leave(host)

@@ -146,8 +146,8 @@ async def label(
 ) -> Mapping[str, str]:
     """Change labels of a guest; the value None removes a label. Returns the resulting labels.
 
-    Raises ReadOnly; GuestLocked if the guest is on two hosts or a job holds it; BadInput if no
-    guest, or more than one, has this name.
+    Raises ReadOnly or HypervisorError; GuestLocked if the guest is on two hosts or a job holds it;
+    BadInput if no guest, or more than one, has this name.
     """
     inventory.may_act()
     found, errors = await guests(inventory)

@@ -73,7 +73,7 @@ async def guest_readiness(inventory: Inventory, guest: str) -> Readiness:
     """Determine what a guest lacks for snapshots and replication; see snapshot.prepare.readiness.
 
     Raises BadInput if no host has the guest, HostUnreachable if the guest may be on a host that
-    does not answer.
+    does not answer, and HypervisorError.
     """
     host = fleet.host_of(inventory, guest, await fleet.guests(inventory))
     return await _with_lease_store(inventory, await prepare.readiness(host, guest))

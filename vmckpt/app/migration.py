@@ -125,7 +125,7 @@ async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
 def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
     """Mark an orphaned job as ended, at the operator's request. No host is contacted or changed.
 
-    Raises BadInput, ReadOnly, and GuestLocked if the job has a live controller.
+    Raises BadInput, ReadOnly, JournalError, and GuestLocked if the job has a live controller.
     """
     _may_act(inventory)
     with jobs.open_journal() as journal:
@@ -164,7 +164,10 @@ def replay(
 
 
 def of_whole_host(job: str) -> bool:
-    """Return whether a job is for all guests of a host. Raises BadInput if the job is unknown."""
+    """Return whether a job is for all guests of a host.
+
+    Raises BadInput if the job is unknown, and JournalError.
+    """
     with jobs.open_journal() as journal:
         return journal.operation(job, ended=True).kind in WHOLE_HOST
 
@@ -172,7 +175,7 @@ def of_whole_host(job: str) -> bool:
 def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
     """Continue a paused job that moves all guests of a host.
 
-    Raises BadInput, ReadOnly, OrphanedJobs.
+    Raises BadInput, ReadOnly, OrphanedJobs, JournalError, OutcomeUnknown.
     """
     _may_act(inventory)
     with jobs.open_journal() as journal:
@@ -182,7 +185,8 @@ def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
 async def resume(controller: Controller, job: str) -> MigrationReport:
     """Resume a broken post-copy migration whose controller is gone.
 
-    Raises BadInput if there is nothing to resume, GuestLocked if the job has a live controller.
+    Raises BadInput if there is nothing to resume, GuestLocked if the job has a live controller,
+    JournalError, LeaseLost.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     inventory.may_act()
@@ -216,7 +220,7 @@ def control(
     """Send a request to a running job.
 
     If the job's controller is gone, the request is sent to libvirt directly; this requires an
-    inventory. Raises BadInput, ReadOnly, OrphanedJobs.
+    inventory. Raises BadInput, ReadOnly, OrphanedJobs, JournalError, OutcomeUnknown.
     """
     _may_act(inventory)
 

@@ -187,7 +187,7 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
     """Return the status of a guest's protection, or of all protections.
 
     An entry contains what the journal and both agents report. Raises BadInput if `guest` is not
-    protected.
+    protected, and JournalError.
     """
     found = [one for one in active.active() if guest in (None, one.guest, one.guest_uuid)]
     if guest is not None and not found:

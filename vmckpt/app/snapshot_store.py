@@ -60,7 +60,7 @@ def open_store(inventory: Inventory, name: str | None) -> Store:
 def located(inventory: Inventory, store: str | None, word: str) -> Found:
     """Find a snapshot in the named store, or in all stores if `store` is None.
 
-    Raises InventoryError, NotInStore, StoreError.
+    Raises InventoryError, NotInStore, StoreError, BadInput.
     """
     places = [inventory.store(store)] if store is not None else list(inventory.stores.values())
     return catalog.find_anywhere(places or [inventory.store()], open_place, word)
@@ -269,7 +269,10 @@ def repair(
 
 
 def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
-    """Protect a snapshot from deletion. Returns its ID. Raises ReadOnly, NotInStore, StoreError."""
+    """Protect a snapshot from deletion. Returns its ID.
+
+    Raises ReadOnly, NotInStore, StoreError, InventoryError, BadInput.
+    """
     inventory.may_act()
     opened = open_store(inventory, store)
     id_ = catalog.find(opened, word)
@@ -278,7 +281,10 @@ def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
 
 
 def unpin(inventory: Inventory, store: str | None, word: str) -> str:
-    """Remove a snapshot's pin. Returns its ID. Raises ReadOnly, NotInStore, StoreError."""
+    """Remove a snapshot's pin. Returns its ID.
+
+    Raises ReadOnly, NotInStore, StoreError, InventoryError, BadInput.
+    """
     inventory.may_act()
     opened = open_store(inventory, store)
     id_ = catalog.find(opened, word)
@@ -379,7 +385,7 @@ def collect(
     """Remove data that no snapshot needs.
 
     `grace`: age, in seconds, below which unused data is kept. `dry_run`: change nothing. Returns
-    the store's location and the result. Raises ReadOnly, StoreError.
+    the store's location and the result. Raises ReadOnly, StoreError, InventoryError.
     """
     if not dry_run:
         inventory.may_act()
@@ -532,7 +538,8 @@ def rotate(
     """Rewrap the data keys of all snapshots in the named stores, or in all stores.
 
     `identity`: opens the data keys. `drop`: name of an administrator's key to remove. `dry_run`:
-    change nothing. Yields the result of each store. Raises ReadOnly, KeyRefused, StoreError.
+    change nothing. Yields the result of each store. Raises ReadOnly, KeyRefused, StoreError,
+    InventoryError.
     """
     if not dry_run:
         inventory.may_act()

@@ -27,7 +27,7 @@ def _state() -> Path:
 
 
 def open_place(where: StorePlace) -> Store:
-    """Open a store of the inventory. Raises NotInStore, StoreNewer, StoreError."""
+    """Open a store of the inventory. Raises NotInStore, StoreNewer, StoreError, BadInput."""
     return repository.opened(where, cache=_state() / _CACHE)
 
 

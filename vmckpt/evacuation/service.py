@@ -38,7 +38,7 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
     """Carry out a plan. Returns the report.
 
     Raises GuestLocked if another operation holds a lock on the host, Blocked if the host does not
-    answer, Cancelled if nothing was done, and JournalError.
+    answer, Cancelled if nothing was done, JournalError, PolicyError, ReadOnly.
     """
     task, caller = orders.task, orders.caller
     told, policy = plan.as_json(), orders.scope.run(task)

@@ -236,6 +236,7 @@ def require_not_delegated(guest: str) -> None:
     """Raise GuestLocked if a guest (a name or UUID) is delegated to agents on hosts.
 
     A protected guest is paused many times a second, so observations of its state are meaningless.
+    Raises JournalError.
     """
     if location.default() == location.NONE:
         return

@@ -45,7 +45,7 @@ def acquire(
 
     `by`: the controller that must still run the operation; None: do not check. Raises GuestLocked
     if another active operation holds the lease. Raises LeaseLost if `by` is no longer the
-    controller or the operation has ended.
+    controller or the operation has ended, and JournalError.
     """
     transactions.guard(connection, id_, by=by, active=True)
     if (uuid := guest_of(resource)) is not None:
@@ -83,7 +83,7 @@ def heartbeat(
 ) -> None:
     """Record that the controller `by` is alive for another `ttl` seconds.
 
-    Raises LeaseLost if `by` is no longer the operation's controller.
+    Raises LeaseLost if `by` is no longer the operation's controller, and JournalError.
     """
     transactions.guard(connection, id_, fence=fence, by=by, active=True)
     table = schema.operations
@@ -133,7 +133,7 @@ def take_over(
 def leave(connection: Connection, id_: str, *, by: ControllerIdentity) -> None:
     """Give up control of an active operation. The operation keeps its lease and can be taken over.
 
-    Raises LeaseLost if `by` is no longer the operation's controller.
+    Raises LeaseLost if `by` is no longer the operation's controller, and JournalError.
     """
     transactions.guard(connection, id_, by=by)
     nobody = row_mapping.controlled_by(replace(by, pid=0, started=0))
@@ -145,7 +145,7 @@ def entrust(connection: Connection, id_: str, to: str, *, by: ControllerIdentity
     """Delegate an operation to agents on hosts. The operation keeps its lease.
 
     `to`: the host or hosts, for messages. Raises LeaseLost if `by` is no longer the operation's
-    controller.
+    controller, and JournalError.
     """
     transactions.guard(connection, id_, by=by)
     agents = row_mapping.controlled_by(ControllerIdentity(host=to, boot="", pid=0, started=0))

@@ -13,7 +13,7 @@ from vmckpt.units import Seconds
 def open_database(place: Path | str, *, busy: Seconds, read_only: bool) -> Database:
     """Open a journal's database, and create or migrate its tables unless `read_only`.
 
-    `busy`: maximum wait, in seconds, for other writers. Raises JournalError.
+    `busy`: maximum wait, in seconds, for other writers. Raises JournalError, ReadOnly.
     """
     found = _connect(place, busy=busy, read_only=read_only)
     try:

@@ -111,7 +111,7 @@ class Reader:
     def operation(self, name: str, *, ended: bool = False) -> Operation:
         """Return the operation named by an ID, a prefix of an ID, or a guest. See `choose`.
 
-        Raises BadInput, with similar names, if there is no such operation.
+        Raises BadInput, with similar names, if there is no such operation, and JournalError.
         """
         table = schema.operations
         called = table.c.id == name.lower()

@@ -219,7 +219,7 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
 def admin(url: str) -> Iterator[psycopg.Connection[Any]]:
     """Run a transaction for the controller; it is on disk once the block has ended.
 
-    Raises LeaseUnreachable; LeaseRefused if the database user lacks a privilege.
+    Raises LeaseUnreachable or BadInput; LeaseRefused if the database user lacks a privilege.
     """
     told = settings(url)
     told["options"] = f"{told.get('options') or ''} -c synchronous_commit=on -c lock_timeout=10s"
@@ -309,7 +309,8 @@ class LeaseClient:
     def validate(self, token: int) -> None:
         """Record that the standby has its first epoch and may take over with this token.
 
-        Raises LeaseLost if this host does not hold the lease with `token`.
+        Raises LeaseLost if this host does not hold the lease with `token`, LeaseUnreachable,
+        LeaseRefused.
         """
         self._done("validate(%s, %s)", token, self._holder)
 
@@ -324,7 +325,7 @@ class LeaseClient:
 
         The guest on this host must be paused for good before this call. If there is no answer, the
         guest must stay paused until this call or `invalidate` succeeds. Raises LeaseRefused if the
-        standby is not valid.
+        standby is not valid, LeaseUnreachable, LeaseLost.
         """
         claim = f"{self._name} hand over to {to} {token}"
         told = self._ask("hand_over(%s, %s, %s, %s)", token, self._holder, to, claim)
@@ -335,7 +336,8 @@ class LeaseClient:
     def release(self, token: int) -> None:
         """Give up the lease after the protection has ended and its watchdog has been removed.
 
-        Raises LeaseLost if this host does not hold the lease with `token`.
+        Raises LeaseLost if this host does not hold the lease with `token`, LeaseUnreachable,
+        LeaseRefused.
         """
         self._done("release(%s, %s)", token, self._holder)
 
@@ -362,10 +364,9 @@ class LeaseClient:
                 return Denied(str(told["why"]))
 
     def look(self) -> LeaseView:
-        """Return the state of the lease. On the standby's host, this also observes the holder's
-        renewals.
+        """Return the state of the lease. On the standby's host, also observe the holder's renewals.
 
-        Raises LeaseRefused if the login has no lease.
+        Raises LeaseUnreachable, and LeaseRefused if the login has no lease.
         """
         told = self._ask("look()")
         if told["said"] != "done":

@@ -110,7 +110,7 @@ def attended(known: Known, caller: Caller) -> Iterator[Recorder]:
     """Become the controller of a protection, so that no other controller acts on the guest.
 
     Afterwards the protection is delegated to the agents again, unless its end was recorded. Raises
-    GuestLocked, JournalError.
+    GuestLocked, JournalError, LeaseLost.
     """
     with (
         jobs.open_journal() as journal,
@@ -179,7 +179,7 @@ async def put_back(known: Known) -> PutBack:
         if known.lease is None and not known.watched:
             raise
         gone = False
-        did.append(f"{known.backup.name}: the standby was not removed: {exc.message}")
+        did.append(f"{known.backup.name}: the standby may not have been removed: {exc.message}")
     told = await agent_client.order(
         known.primary, known.uuid, "end", standby_gone=gone, owner=known.session,
         state=agent_client.kept_in(known.primary, known.uuid),

@@ -28,7 +28,7 @@ _REPLICATION = "replication"
 def folder_of(guest: str) -> Path:
     """Return the directory of a guest's agents on this host; `guest` is a UUID.
 
-    Raises RemoteError if users other than root may have written there, OSError.
+    Raises RemoteError if users other than root may have written there, and OSError.
     """
     folder, earlier = host_directories.RUN / _REPLICATION / guest, EARLIER / guest
     if folder.exists():

@@ -40,7 +40,10 @@ class Executor:
     stop: threading.Event
 
     def run(self, work: CopySnapshot | PruneSnapshots | VerifySnapshots | CollectGarbage) -> Did:
-        """Carry out the work. Raises StoreError, and Cancelled if `stop` was set meanwhile."""
+        """Carry out the work.
+
+        Raises StoreError, BadInput, and Cancelled if `stop` was set meanwhile.
+        """
         match work:
             case CopySnapshot():
                 return self._copy(work)

@@ -33,7 +33,10 @@ class Browse:
         return tuple(one.name for one in self.private.regions if one.kind is Kind.DISK)
 
     def export(self, disk: str) -> Export:
-        """Return an NBD export of a disk. Raises BadInput if there is no such disk."""
+        """Return an NBD export of a disk.
+
+        Raises BadInput if there is no such disk, and StoreDamaged.
+        """
         region = self.private.region(disk)
         if region is None or region.kind is not Kind.DISK:
             known = ", ".join(self.disks()) or "none"

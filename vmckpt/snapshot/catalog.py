@@ -80,7 +80,7 @@ def references(data: bytes) -> Names:
 def find(store: Store, word: str) -> str:
     """Return the ID of a snapshot, given its ID, a prefix of the ID, or its name.
 
-    Raises NotInStore, and BadInput with the candidates if the word is ambiguous.
+    Raises NotInStore, StoreError, and BadInput with the candidates if the word is ambiguous.
     """
     if is_id(word) and any(store.backend.keys(f"snapshots/{word}")):
         return word

@@ -85,7 +85,10 @@ def chosen(disk: str, found: Sequence[Part], number: int | None) -> Part:
 
 @contextmanager
 def opened(export: Export, disk: str, number: int | None) -> Iterator["Files"]:
-    """Open the files on a disk or in one of its partitions. Raises BadInput, StoreError."""
+    """Open the files on a disk or in one of its partitions.
+
+    Raises BadInput, StoreError, OSError.
+    """
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:
             raise BadInput(f"{program} is not installed on this machine", hint=f"install {package}")

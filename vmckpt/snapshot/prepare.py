@@ -62,8 +62,8 @@ async def readiness(host: Host, name: str) -> Readiness:
 async def make_ready(host: Host, name: str, caller: Caller) -> Readiness:
     """Add what a guest's stored definition lacks. A running guest is not affected.
 
-    Raises BadInput, GuestLocked, HypervisorError; OutcomeUnknown if it is not known whether the
-    definition was changed.
+    Raises BadInput, GuestLocked, HypervisorError, JournalError or LeaseLost; OutcomeUnknown if it
+    is not known whether the definition was changed.
     """
     async with Hypervisor(host) as hypervisor:
         guest = await _guest(hypervisor, name)

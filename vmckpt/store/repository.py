@@ -155,13 +155,13 @@ class Store:
         return sorted(found, key=lambda one: one.id)
 
     def manifest(self, id_: str) -> bytes:
-        """Return the manifest of a snapshot. Raises NotInStore and StoreError."""
+        """Return the manifest of a snapshot. Raises NotInStore, StoreError, BadInput."""
         return self.backend.get(f"snapshots/{_checked(id_)}")
 
     def wraps(self, id_: str) -> bytes | None:
         """Return the wrapped keys of a snapshot; None if the snapshot has no wrapped keys.
 
-        Raises StoreDamaged and StoreError.
+        Raises StoreDamaged, StoreError, BadInput.
         """
         key = f"wraps/{_checked(id_)}"
         try:
@@ -170,7 +170,7 @@ class Store:
             return None
 
     def put_wraps(self, id_: str, wraps: bytes) -> None:
-        """Replace the wrapped keys of a snapshot. Raises StoreError."""
+        """Replace the wrapped keys of a snapshot. Raises StoreError, BadInput."""
         key = f"wraps/{_checked(id_)}"
         self.backend.put(key, format_manifest.framed(key, wraps), replace=True)
 
@@ -181,7 +181,8 @@ class Store:
     def pin_reason(self, id_: str) -> str | None:
         """Return the reason why a snapshot was pinned; None if the snapshot is not pinned.
 
-        The reason is empty if no reason was given or the pin is damaged. Raises StoreError.
+        The reason is empty if no reason was given or the pin is damaged. Raises StoreError,
+        BadInput.
         """
         key = f"pins/{_checked(id_)}"
         try:
@@ -198,7 +199,7 @@ class Store:
     def pin(self, id_: str, why: str = "") -> None:
         """Protect a snapshot from deletion.
 
-        Raises NotInStore if the snapshot does not exist or is being deleted, and StoreError.
+        Raises NotInStore if the snapshot does not exist or is being deleted, StoreError, BadInput.
 
         `pin` writes a pin and then checks for a deletion; `delete` takes a lock and then checks for
         a pin. If both run at the same time, at least one of them notices the other.
@@ -220,7 +221,7 @@ class Store:
     def unpin(self, id_: str) -> None:
         """Remove a snapshot's pin, so that the snapshot can be deleted again.
 
-        Does nothing if the snapshot is not pinned. Raises StoreError.
+        Does nothing if the snapshot is not pinned. Raises StoreError, BadInput.
         """
         self.backend.delete(f"pins/{_checked(id_)}")
 

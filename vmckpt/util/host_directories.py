@@ -38,7 +38,7 @@ def run_dir(*names: str) -> Path:
 def require_own_directory() -> None:
     """Check /run/vmckpt, if it exists, before an operation begins.
 
-    Raises RemoteError if another user created or can change /run/vmckpt.
+    Raises RemoteError if another user created or can change /run/vmckpt, and OSError.
     """
     if RUN.is_symlink() or RUN.exists():
         verify(RUN)

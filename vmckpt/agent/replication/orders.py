@@ -62,7 +62,7 @@ def carry_out(order: ReplicaOrder, channel: ControllerChannel) -> dict[str, Any]
     """
     del channel
     if order.what not in _WHAT:
-        raise BadInput(f"unknown order {order.what!r}", hint="update vmckpt on the host")
+        raise BadInput(f"unknown order {order.what!r}", hint=f"update vmckpt on {order.host}")
     return _WHAT[order.what](order)
 
 

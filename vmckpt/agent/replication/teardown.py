@@ -41,7 +41,7 @@ def unprotect(
     """Let the guest run on this host as if it had never been protected; may be repeated.
 
     `lease_holder`: None if the standby is already invalid or gone. Raises VmckptError if something
-    could not be undone, OSError.
+    could not be undone, and OSError.
     """
     if lease_holder is not None:
         # Releasing output makes the standby outdated, so it must be invalidated first.
@@ -263,7 +263,7 @@ def outcome(folder: Path, what: ProtectionOutcome, why: str, **more: float) -> N
 def lease(session: Session) -> Iterator[LeaseClient]:
     """Open a client for the lease of a session.
 
-    Raises ValueError if the session has no lease, BadInput.
+    Raises ValueError if the session has no lease, and BadInput.
     """
     if session.lease is None:
         raise ValueError("the session has no lease")

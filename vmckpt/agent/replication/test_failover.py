@@ -69,7 +69,7 @@ class Trials:
     def begin(self) -> None:
         """Start a test without waiting.
 
-        Raises GuestLocked or BadInput if no test can run, OSError.
+        Raises GuestLocked or BadInput if no test can run, and OSError.
         """
         with self._lock:
             self._must_be_possible()

@@ -52,7 +52,7 @@ class Revival:
     ) -> None:
         """`xml`: definition of the restored guest.
 
-        Raises StoreDamaged if memory is missing, StreamDamaged.
+        Raises StoreDamaged if memory is missing, and StreamDamaged.
         """
         self._xml, self._channel = xml, channel
         self._private, self._reader = private, reader

@@ -29,7 +29,7 @@ def move(order: LineOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Carry out one end of the transfer.
 
     Returns whether the parent state has moved, under "moved". Raises BadInput, GuestLocked, and
-    VmckptError from the controller, OSError.
+    VmckptError from the controller, and OSError.
     """
     lock = Path(order.state) / "spool" / f"line-{order.guest}-{order.store}"
     with spool.held(lock, patience=Seconds(0.0)):

@@ -171,7 +171,7 @@ _MEMORY = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 def root() -> Path:
     """Return the directory of all copies.
 
-    Raises RemoteError if other users could write to it, OSError.
+    Raises RemoteError if other users could write to it, and OSError.
     """
     return host_directories.memory_dir("snapshots")
 

@@ -213,7 +213,7 @@ def parse_head(data: bytes) -> tuple[Head, int]:
 
 
 def check_footer(reader: Reader, section: int) -> None:
-    """Read the footer of a section. Raises StreamDamaged if it is invalid, NeedMore."""
+    """Read the footer of a section. Raises StreamDamaged if it is invalid, and NeedMore."""
     where = reader.offset
     mark, number = reader.number(1), reader.number(4)
     if (mark, number) != (FOOTER, section):

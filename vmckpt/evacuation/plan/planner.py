@@ -242,7 +242,10 @@ class _Looking:
 
 
 def another(scope: Scope, known: sights.Known, target: str) -> Relocation:
-    """Return the relocation of a standby. Raises BadInput if its guest is not protected."""
+    """Return the relocation of a standby.
+
+    Raises BadInput if its guest is not protected, and JournalError.
+    """
     hosts = scope.inventory
     return Relocation(
         known=active.of(hosts, known.guest.uuid), backup=hosts.host(target),

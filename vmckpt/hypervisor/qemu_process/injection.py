@@ -94,7 +94,7 @@ class Stopped:
         return self._tracer.read(self.scratch + at, length)
 
     def syscall(self, name: str, *arguments: int) -> int:
-        """Make a system call and return its result. Raises OSError if it failed, CannotInject.
+        """Make a system call and return its result. Raises OSError if it failed, and CannotInject.
 
         `name`: one of `Architecture.numbers`.
         """

@@ -99,7 +99,7 @@ async def finish(
     troubles = await give_room(remotes[1], copies.room)
     if not old:
         return Tidied(troubles=troubles)
-    removed, stays = list[str](), dict[str, str]()
+    removed, stays, unclear = list[str](), dict[str, str](), dict[str, str]()
     try:
         kept_paths = [path for path in old if path not in copies.left_behind]
         await images.flush(remotes[1], [*(one.path for one in copies.copies), *kept_paths])
@@ -118,8 +118,9 @@ async def finish(
             else:
                 removed.append(path)
     except VmckptError as exc:
-        stays |= {path: exc.message for path in old if path not in (*removed, *stays)}
-    lines = (f"{path} is still on {here.host.name}: {why}" for path, why in stays.items())
+        unclear = {path: exc.message for path in old if path not in (*removed, *stays)}
+    lines = [f"{path} is still on {here.host.name}: {why}" for path, why in stays.items()]
+    lines += [f"{path} may still be on {here.host.name}: {why}" for path, why in unclear.items()]
     return Tidied(removed=tuple(removed), stays=tuple(lines), troubles=troubles)
 
 

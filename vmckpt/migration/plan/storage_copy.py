@@ -391,6 +391,6 @@ async def unmade(remotes: Remotes | None, step: StoredStep | None) -> list[str]:
         return list(await remove(remotes[1], made))
     except RemoteError as exc:
         return [
-            f"{path} on {host} may have been created for this migration, and was not removed: {exc}"
+            f"{path} on {host} may have been created for this migration, and may still exist: {exc}"
             for path in paths
         ]

@@ -84,16 +84,18 @@ class Actuator:
             if order.autostart:
                 await self._migrations.set_autostart()
         except HypervisorError as exc:
-            warn(f"autostart is not set on the target ({exc.message}); run virsh autostart there")
+            warn(
+                f"autostart may not be set on the target ({exc.message}); run virsh autostart there"
+            )
         try:
             if order.persistent:
                 await self._migrations.undefine_on_source()
         except HypervisorError as exc:
-            warn(f"the old definition is still on the source: {exc.message}")
+            warn(f"the old definition may still be on the source: {exc.message}")
 
 
 async def _tried(work: Awaitable[None], warn: Callable[[str], None], what: str) -> None:
     try:
         await work
     except HypervisorError as exc:
-        warn(f"{what} of the guest's QEMU could not be restored: {exc.message}")
+        warn(f"{what} of the guest's QEMU may not have been restored: {exc.message}")

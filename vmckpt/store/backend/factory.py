@@ -12,7 +12,7 @@ _EXAMPLE = "use s3://bucket/prefix?endpoint=https://host:9000&region=name"
 
 
 def backend_of(place: str | Path) -> Backend:
-    """Return the backend for a directory or an s3://bucket/prefix URL. Raises BadInput.
+    """Return the backend for a directory or an s3://bucket/prefix URL. Raises BadInput, StoreError.
 
     The URL's query may contain `endpoint` and `region`.
     """

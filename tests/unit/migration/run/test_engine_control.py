@@ -97,7 +97,7 @@ async def test_one_thing_that_cannot_be_set_back_does_not_keep_the_others() -> N
 
     assert migrations.calls[-1] == "downtime 0.3"
     assert ending.warnings == (
-        "the CPU throttle of the guest's QEMU could not be restored: alpha: busy",
+        "the CPU throttle of the guest's QEMU may not have been restored: alpha: busy",
     )
 
 
