@@ -368,3 +368,12 @@ def test_who_is_told_and_a_mistake_in_it_shows_no_secret() -> None:
         with pytest.raises(InventoryError, match="not a URL") as caught:
             inventory.parse(GOOD + f"webhooks: [{{url: '{url}'}}]\n", PATH)
         assert "T0K3N" not in str(caught.value)
+
+
+def test_a_port_is_not_a_time() -> None:
+    text = (
+        'hosts:\n  a:\n    uri: "qemu+ssh://root@a.example/system"\n'
+        "    ssh: {address: a.example, port: 22:22}\n"
+    )
+    with pytest.raises(InventoryError, match=r":4: hosts.a.ssh.port: .* not '22:22'"):
+        inventory.parse(text, Path("hosts.yaml"))

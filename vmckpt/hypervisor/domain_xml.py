@@ -49,16 +49,12 @@ STATES = {
     libvirt.VIR_DOMAIN_PMSUSPENDED: GuestState.SUSPENDED,
 }
 
-_SCALE = {
-    "b": 1,
-    "bytes": 1,
-    "kib": 1 << 10,
-    "k": 1 << 10,
-    "mib": 1 << 20,
-    "m": 1 << 20,
-    "gib": 1 << 30,
-    "g": 1 << 30,
+_SCALE = {"b": 1, "byte": 1, "bytes": 1} | {
+    f"{letter}{end}": base ** (power + 1)
+    for power, letter in enumerate("kmgtpe")
+    for end, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
+"""libvirt's units of memory, which ignore case: "MiB" and "M" are 1024², "MB" is 1000²."""
 
 
 # libvirt's limit for strings (VIR_NET_MESSAGE_STRING_MAX), and libxml2's limit for nesting.
@@ -250,8 +246,10 @@ def labels_xml(labels: Mapping[str, str]) -> str:
 def _bytes(node: ET.Element | None) -> Bytes:
     if node is None or not node.text:
         return Bytes(0)
-    size = _number(node.text, "memory") * _SCALE.get(node.get("unit", "KiB").lower(), 1 << 10)
-    return Bytes(count(size, "memory"))
+    unit = node.get("unit") or "KiB"
+    if unit.lower() not in _SCALE:
+        raise ValueError(f"memory has the unknown unit {unit[:40]!r}")
+    return Bytes(count(_number(node.text, "memory") * _SCALE[unit.lower()], "memory"))
 
 
 def _disk(node: ET.Element) -> Disk:

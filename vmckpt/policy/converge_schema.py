@@ -24,7 +24,7 @@ CACHE = Bytes(64 << 20)
 """The default size of the xbzrle cache, the same as QEMU's."""
 
 
-Weight = Annotated[float, Field(ge=0, le=100, strict=False)]
+Weight = Annotated[float, Field(ge=0, le=100)]
 
 
 class StallForm(Section):

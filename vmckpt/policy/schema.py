@@ -53,7 +53,7 @@ from vmckpt.units import Seconds, parse_seconds
 
 _EVACUATION = Evacuation()
 _Labels = dict[str, str]
-_Weight = Annotated[float, Field(ge=-100, le=100, strict=False)]
+_Weight = Annotated[float, Field(ge=-100, le=100)]
 _Some = Annotated[int, Field(ge=1, le=1000)]
 
 
@@ -105,7 +105,7 @@ class EvacuateForm(Section):
         _EVACUATION.keep_free,
         description="Share of each host's memory to keep free, even while guests arrive.",
     )
-    cpu_overcommit: Annotated[float, Field(gt=0, le=1000, strict=False)] = Field(
+    cpu_overcommit: Annotated[float, Field(gt=0, le=1000)] = Field(
         _EVACUATION.cpu_overcommit, description="Virtual CPUs allowed per CPU of a host."
     )
     weights: WeightsForm = Field(
@@ -258,7 +258,7 @@ class RetriesForm(Section):
         _RETRIES.times, description="Attempts after the first one."
     )
     first_wait: Time = Field(_RETRIES.first_wait, description="Pause before the first retry.")
-    factor: Annotated[float, Field(ge=1, le=10, strict=False)] = Field(
+    factor: Annotated[float, Field(ge=1, le=10)] = Field(
         _RETRIES.factor, description="Factor by which each pause is longer than the previous one."
     )
     longest_wait: Time = Field(_RETRIES.longest_wait, description="Longest pause.")

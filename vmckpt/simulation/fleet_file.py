@@ -8,7 +8,6 @@ guests:                                  # distributed to the named hosts in tur
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -27,8 +26,10 @@ _MOST = 100_000
 _SPAN = re.compile(r"(.*)\[(\d{1,6})-(\d{1,6})\](.*)")
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names(text: object) -> tuple[str, ...]:
     """Return the names that a text stands for: "h[08-10]" is h08, h09 and h10."""
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a name; put it in quotes")
     found = _SPAN.fullmatch(text)
     if found is None:
         if not text.strip() or not text.isprintable() or set(text) & set("[]"):
@@ -57,7 +58,7 @@ _Link = Annotated[BytesPerSecond, BeforeValidator(_link)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class _Hosts(_Strict):
@@ -93,11 +94,19 @@ def load(path: Path, overcommit: float) -> Fleet:
     reading = config_file.examine(config_file.read(path, BadInput, "fleet"), _File)
     if reading.value is None:
         raise BadInput(config_file.first(reading.problems, path))
-    hosts = [made for one in reading.value.hosts for made in _places(one, overcommit)]
-    known = {one.name for one in hosts}
-    guests = [made for one in reading.value.guests for made in _tenants(one, path, known)]
-    for what, names in (("host", [one.name for one in hosts]), ("guest", [x.name for x in guests])):
-        _once(path, what, names)
+    wrong = _Wrong(path, reading.lines)
+    value = reading.value
+    _once("hosts", value.hosts, wrong)
+    _once("guests", value.guests, wrong)
+    known = {name for one in value.hosts for name in one.name}
+    hosts = [made for one in value.hosts for made in _places(one, overcommit)]
+    guests: list[Tenant] = []
+    for number, entry in enumerate(value.guests):
+        for host in entry.host:
+            if host not in known:
+                text = f"no host {host!r}{config_file.likely(host, known)}"
+                raise wrong(text, "guests", number, "host")
+        guests += _tenants(entry)
     return Fleet(tuple(hosts), tuple(guests))
 
 
@@ -111,10 +120,7 @@ def _places(entry: _Hosts, overcommit: float) -> Sequence[Place]:
     ]  # fmt: skip
 
 
-def _tenants(entry: _Guests, path: Path, hosts: set[str]) -> Sequence[Tenant]:
-    for host in entry.host:
-        if host not in hosts:
-            raise BadInput(f"{path}: no host {host!r}{config_file.likely(host, hosts)}")
+def _tenants(entry: _Guests) -> Sequence[Tenant]:
     return [
         Tenant(
             name=name, host=entry.host[number % len(entry.host)],
@@ -130,7 +136,25 @@ def _pairs(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset(labels.items())
 
 
-def _once(path: Path, what: str, names: Sequence[str]) -> None:
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
-        raise BadInput(f"{path}: {what} {twice[0]!r} occurs twice", hint="rename one of them")
+def _once(key: str, entries: Sequence[_Hosts | _Guests], wrong: "_Wrong") -> None:
+    """Check that no name occurs twice in a list of the file. `key`: the list's key."""
+    known: set[str] = set()
+    for number, entry in enumerate(entries):
+        for name in entry.name:
+            if name in known:
+                text = f"{key.removesuffix('s')} {name!r} occurs twice"
+                raise wrong(text, key, number, "name", hint="rename one of them")
+            known.add(name)
+
+
+class _Wrong:
+    """Makes errors that name the file and the line."""
+
+    def __init__(self, path: Path, lines: config_file.Lines) -> None:
+        self._path = path
+        self._lines = lines
+
+    def __call__(self, text: str, *keys: config_file.Key, hint: str | None = None) -> BadInput:
+        """Return an error at a path of keys."""
+        problem = config_file.Problem(self._lines.of(*keys), text)
+        return BadInput(problem.at(self._path), hint=hint)

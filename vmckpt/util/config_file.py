@@ -201,10 +201,19 @@ def shortened(text: str, most: int = _LONGEST_LINE) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+_REPLACED = (":timestamp", ":int", ":float")
+"""Tags whose forms in YAML 1.1 are not used."""
+_INT = re.compile(r"[-+]?[0-9]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+
+
 class _Loader(yaml.SafeLoader):
     """A YAML loader that rejects aliases, tags, merge keys and duplicate keys.
 
-    Settings files need none of these features. Dates are loaded as text.
+    Settings files need none of these features. Numbers are those of YAML 1.2: 010 is ten, while
+    22:22 and 1_000 are text. Dates are loaded as text.
     """
 
     _nodes = _depth = 0
@@ -212,7 +221,7 @@ class _Loader(yaml.SafeLoader):
     # A date object would not be accepted by any key, and an invalid date would cause an error
     # without a line number.
     yaml_implicit_resolvers = {  # noqa: RUF012 – as the base class has it
-        start: [(tag, form) for tag, form in resolvers if not tag.endswith(":timestamp")]
+        start: [(tag, form) for tag, form in resolvers if not tag.endswith(_REPLACED)]
         for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -242,9 +251,12 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, OverflowError):  # for example 0b_, which YAML considers a number
+        except (ValueError, OverflowError):  # a bug in a form above must not end in a traceback
             text = f"{node.value!r} is not a valid value; if it is text, put it in quotes"
             raise _refusal(text, node.start_mark) from None
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        return int(node.value, 16 if node.value.startswith("0x") else 10)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -258,6 +270,14 @@ class _Loader(yaml.SafeLoader):
                 raise _refusal(f"duplicate key {key.value!r}", key.start_mark)
             keys.add(key.value)
         return node
+
+
+# The patterns match a complete value, as PyYAML adds no end to them.
+for _tag, _form in (("int", _INT), ("float", _FLOAT)):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form.pattern})\Z"), list("-+.0123456789")
+    )
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def _refusal(text: str, mark: Any) -> yaml.MarkedYAMLError:

@@ -123,3 +123,33 @@ def test_files_that_a_disk_lies_on_are_known() -> None:
         device, state=1, persistent=True, autostart=True, snapshots=0, job=None
     )  # fmt: skip
     assert found.disks[0].on_device
+
+
+@pytest.mark.parametrize(
+    ("unit", "size"),
+    [
+        ("b", 1), ("byte", 1), ("bytes", 1), ("KB", 1000), ("k", 1 << 10), ("KiB", 1 << 10),
+        ("MB", 1000**2), ("M", 1 << 20), ("MiB", 1 << 20), ("GB", 1000**3), ("G", 1 << 30),
+        ("GiB", 1 << 30), ("TB", 1000**4), ("T", 1 << 40), ("TiB", 1 << 40), ("PB", 1000**5),
+        ("P", 1 << 50), ("PiB", 1 << 50), ("EB", 1000**6), ("E", 1 << 60), ("EiB", 1 << 60),
+        ("gib", 1 << 30), ("", 1 << 10),
+    ],
+)  # fmt: skip
+def test_every_unit_of_libvirt_is_read(unit: str, size: int) -> None:
+    assert memory_of(f"<memory unit='{unit}'>4</memory>") == 4 * size
+
+
+def test_memory_without_a_unit_is_in_kib() -> None:
+    assert memory_of("<memory>4</memory>") == 4096
+
+
+@pytest.mark.parametrize("unit", ["XiB", "Kib/s", "pages", "iB", "MMB"])
+def test_an_unknown_unit_is_an_error(unit: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown unit '{unit}'"):
+        memory_of(f"<memory unit='{unit}'>4</memory>")
+
+
+def memory_of(element: str) -> int:
+    xml = f"<domain type='kvm'><name>a</name><uuid>u</uuid>{element}</domain>"
+    guest = domain_xml.guest(xml, state=1, persistent=True, autostart=False, snapshots=0, job=None)
+    return guest.memory

@@ -294,3 +294,15 @@ def test_any_document_becomes_a_policy_or_a_policy_error_in_one_line(tree: dict[
 def test_no_text_does_worse_than_a_policy_error(text: str) -> None:
     with suppress(PolicyError):
         parse.parse(LEAST + text, PATH)
+
+
+def test_a_number_with_a_leading_zero_is_decimal() -> None:
+    found = parse.parse("version: vmckpt/v1\nname: a\nevacuate: {tries: 010}\n", PATH)
+
+    assert found.evacuation.tries == 10
+
+
+@pytest.mark.parametrize("text", ["1:03", "1_0", "0o10"])
+def test_numbers_of_yaml_1_1_are_refused(text: str) -> None:
+    with pytest.raises(PolicyError, match=r":3: evacuate.tries: input should be a valid integer"):
+        parse.parse(f"version: vmckpt/v1\nname: a\nevacuate: {{tries: {text}}}\n", PATH)

@@ -63,6 +63,38 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, why: str) 
     assert "\n" not in str(caught.value)
 
 
+TWO = "hosts:\n- {name: h1, memory: 8GiB, cpus: 4}\n- {name: h2, memory: 8GiB, cpus: 4}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        (f"{TWO}guests:\n- {{name: a, host: h9, memory: 1GiB}}\n", 5, "no host 'h9'"),
+        (f"{TWO}- {{name: h2, memory: 1GiB, cpus: 1}}\n", 4, "host 'h2' occurs twice"),
+        (
+            f"{TWO}guests:\n- {{name: b, host: h1, memory: 1GiB}}\n"
+            '- name: "[a-b]"\n  host: h1\n  memory: 1GiB\n',
+            6, "is not a name",
+        ),
+        (
+            f"{TWO}guests:\n- {{name: b2, host: h1, memory: 1GiB}}\n"
+            '- name: "b[1-3]"\n  host: h1\n  memory: 1GiB\n',
+            6, "guest 'b2' occurs twice",
+        ),
+        (f"{TWO}guests:\n- {{name: 5, host: h1, memory: 1GiB}}\n", 5, "put it in quotes"),
+        (f"{TWO}guests:\n- {{name: a, host: h1, memory: 1GiB, vcpus: 1_0}}\n", 5, "vcpus"),
+        (f"{TWO}guests:\n- {{name: a, host: h1, memory: 1:00}}\n", 5, "memory"),
+    ],
+)  # fmt: skip
+def test_every_mistake_names_its_line(tmp_path: Path, text: str, line: int, why: str) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        fleet_file.load(path, 1.0)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert why in str(caught.value)
+
+
 RACK = """
     hosts:
     - {name: "h[1-4]", memory: 64GiB, cpus: 32, link: 10gbit}

@@ -103,6 +103,48 @@ def test_a_date_stays_the_text_that_was_written() -> None:
     assert value.words == {"built": "2026-13-99"}
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("010", 10), ("+3", 3), ("-7", -7), ("0x1F", 31), ("0", 0)],
+)
+def test_numbers_are_those_of_yaml_1_2(text: str, value: int) -> None:
+    found = config_file.examine(f"size: {text}", Form).value
+
+    assert found is not None
+    assert found.size == value
+
+
+@pytest.mark.parametrize("text", ["22:22", "1:03", "1_0", "0b11", "0o17", "0_", "1:30.5"])
+def test_what_only_yaml_1_1_takes_for_a_number_is_text(text: str) -> None:
+    found = config_file.examine(f"words: {{a: {text}}}", Form).value
+
+    assert found is not None
+    assert found.words == {"a": text}
+    assert wrong(f"size: {text}") == [
+        f"a.yaml:1: size: input should be a valid integer, not {text!r}"
+    ]
+
+
+class Loose(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    share: float
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e3", 1000.0), (".5", 0.5), ("2", 2.0), ("-1.5", -1.5)]
+)
+def test_fractions_are_those_of_yaml_1_2(text: str, value: float) -> None:
+    found = config_file.examine(f"share: {text}", Loose).value
+
+    assert found is not None
+    assert found.share == value
+
+
+@pytest.mark.parametrize("text", ["1_0.5", "1_0", "1:30.5", "010_0"])
+def test_no_number_has_underscores_or_base_60(text: str) -> None:
+    assert config_file.examine(f"share: {text}", Loose).value is None
+
+
 def test_a_key_without_a_value_is_refused_where_it_could_be_taken_for_the_default() -> None:
     text = "size: 1\nleaf:\n  colour:\nwords: ~"
 
