@@ -43,7 +43,8 @@ An error message is one line: what is wrong, with the object's name, then what t
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from shlex import quote
 
 
 class VmckptError(Exception):
@@ -301,3 +302,26 @@ def meant(word: str, known: Iterable[str], otherwise: str) -> str:
 def at_host(host: str, why: str) -> str:
     """Prefix an error message with the host's name, unless it already begins with that name."""
     return why if why.startswith(f"{host}: ") else f"{host}: {why}"
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """List names in one line: at most `most`, and how many more there are."""
+    all_names = list(names)
+    more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
+    return ", ".join(all_names[:most]) + more
+
+
+def silent_hosts(errors: Mapping[str, str], most: int = 3) -> str:
+    """Describe hosts that do not answer in one short line, for use after "no answer from".
+
+    `errors`: why each host does not answer, by host. With more than `most` hosts, only the first
+    host's reason is given.
+    """
+    if len(errors) <= most:
+        return "; ".join(at_host(*one) for one in errors.items())
+    return f"{some(errors, most)}; {at_host(*next(iter(errors.items())))}"
+
+
+def run_doctor(hosts: Iterable[str], most: int = 3) -> str:
+    """Return the hint to examine hosts: the first `most` of them, as many may have one cause."""
+    return f"run vmckpt doctor {' '.join(quote(name) for name in list(hosts)[:most])}"

@@ -34,7 +34,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, *looks: Found) -> list[Seconds | None
         limits.append(within)
         return next(answers), {}
 
+    async def listing(_: object, within: Seconds | None = None) -> fleet.Listing:
+        limits.append(within)
+        return fleet.Listing(found=next(answers), errors={})
+
     monkeypatch.setattr(fleet, "guests", guests)
+    monkeypatch.setattr(fleet, "listing", listing)
     monkeypatch.setattr("vmckpt.app.controller.load_inventory", lambda _: INVENTORY)
     return limits
 

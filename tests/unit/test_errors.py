@@ -13,6 +13,9 @@ from vmckpt.errors import (
     VmckptError,
     at_host,
     meant,
+    run_doctor,
+    silent_hosts,
+    some,
 )
 
 TREE = re.findall(r"^( {4}[ |+-]*)(\w+) +(\d+) ", errors.__doc__ or "", re.MULTILINE)
@@ -77,3 +80,19 @@ def test_a_host_is_named_once() -> None:
     assert at_host("alpha", "no answer") == "alpha: no answer"
     assert at_host("alpha", "alpha: no answer") == "alpha: no answer"
     assert at_host("alpha", "alphabet: no") == "alpha: alphabet: no"
+
+
+def test_many_names_are_shortened() -> None:
+    assert some(["a", "b", "c"]) == "a, b, c"
+    assert some((f"h{number}" for number in range(200)), 2) == "h0, h1 and 198 more"
+
+
+def test_a_hint_examines_a_few_hosts() -> None:
+    assert run_doctor(["a", "b c"]) == "run vmckpt doctor a 'b c'"
+    assert run_doctor(f"h{number}" for number in range(200)) == "run vmckpt doctor h0 h1 h2"
+
+
+def test_many_silent_hosts_are_one_short_line() -> None:
+    away = {f"h{number}": "no route" for number in range(200)}
+    assert silent_hosts(away) == "h0, h1, h2 and 197 more; h0: no route"
+    assert silent_hosts({"a": "no route", "b": "b: refused"}) == "a: no route; b: refused"

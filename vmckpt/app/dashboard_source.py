@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from vmckpt.errors import HypervisorError, JournalError, VmckptError
+from vmckpt.hypervisor import same_host as same_hosts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.host_facts import HostPoller
 from vmckpt.inventory import Inventory
@@ -23,6 +24,7 @@ from vmckpt.model.guest import (
     confirmed,
     two_copies,
 )
+from vmckpt.model.same_host import SameUuid
 from vmckpt.policy import loader
 from vmckpt.policy.model import Policy
 from vmckpt.simulation import fleet
@@ -90,6 +92,8 @@ class Live:
         """By host: when the last answered poll began, by time.monotonic()."""
         self._twice: dict[str, float] = {}
         """By guest UUID: when it was first seen running on two hosts, by time.monotonic()."""
+        self._compared: dict[tuple[str, ...], Sequence[SameUuid]] = {}
+        """By names of hosts: which of them have the same UUID, and which are one host."""
         self._held: Mapping[str, str] = {}
         """By host in maintenance: the reason, as last read from the journal."""
         self._opening = asyncio.Lock()
@@ -118,9 +122,31 @@ class Live:
             await asyncio.wait(under_way, timeout=_FIRST if first else _LATER)
         found = [self._known.get(name) or (self._silent(name, "no answer yet"), ())
                  for name in self._glancers]  # fmt: skip
+        found = await self._without_second_names(found)
         hosts = tuple(replace(host, closed=held.get(host.name)) for host, _ in found)
         guests = tuple(guest for _, told in found for guest in told)
         return FleetNow(at=time.time(), hosts=hosts, guests=guests, copies=self._copies(guests))
+
+    async def _without_second_names(self, found: Sequence[_Look]) -> list[_Look]:
+        """Return the hosts with an error instead of guests for each second name of a host.
+
+        Only hosts that seem to run the same guest are compared, each pair of them once.
+        """
+        guests = [guest for _, told in found for guest in told]
+        for twice in two_copies((one.host, one) for one in guests):
+            if twice.hosts in self._compared:
+                continue
+            same = await same_hosts.among([self._hosts[name] for name in twice.hosts])
+            if all(one.one is not None for one in same):
+                self._compared[twice.hosts] = same
+        second = {
+            one.second: one for same in self._compared.values() for one in same if one.one
+        }  # fmt: skip
+        return [
+            (self._silent(host.name, f"{one.text}; {one.hint}"), ())
+            if (one := second.get(host.name)) is not None else (host, told)
+            for host, told in found
+        ]  # fmt: skip
 
     def _copies(self, guests: Sequence[GuestNow]) -> tuple[Copies, ...]:
         found = two_copies((one.host, one) for one in guests)

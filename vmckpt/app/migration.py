@@ -10,7 +10,7 @@ from vmckpt import inventory as inventories
 from vmckpt import recovery as recovering
 from vmckpt.app import controller, fleet
 from vmckpt.app.controller import Controller
-from vmckpt.errors import BadInput, HostUnreachable, JournalError, at_host
+from vmckpt.errors import BadInput, HostUnreachable, JournalError, run_doctor, silent_hosts
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer
@@ -257,10 +257,10 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
     if holder is not None and (states[holder].is_active or not errors):
         return inventory.host(holder)
     if errors:
-        silent = "; ".join(at_host(*one) for one in errors.items())
         raise HostUnreachable(
-            f"guest {name} is not running on any host that answered; no answer from {silent}",
+            f"guest {name} is not running on any host that answered; no answer from"
+            f" {silent_hosts(errors)}",
             host=next(iter(errors)),
-            hint=f"run vmckpt doctor {' '.join(errors)}, or name the source with --from",
+            hint=f"{run_doctor(errors)}, or name the source with --from",
         )
     raise fleet.no_guest(inventory, name, found)

@@ -7,7 +7,7 @@ from typing import Any
 
 from vmckpt.app import fleet
 from vmckpt.app.controller import Controller
-from vmckpt.errors import BadInput, GuestLocked
+from vmckpt.errors import BadInput, GuestLocked, some
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, maintenance
 from vmckpt.journal.records import Operation
@@ -146,7 +146,7 @@ async def _known(
     found, errors = await fleet.guests(inventory)
     uuids = {one.uuid for _, one in found if guest in (one.name, one.uuid)}
     if len(uuids) != 1:
-        silent = f"; no answer from {' and '.join(errors)}" if errors else ""
+        silent = f"; no answer from {some(errors)}" if errors else ""
         raise BadInput(f"guest {guest} is not protected{silent}", hint="run vmckpt status")
     return await adopt.adopt(inventory, guest, uuids.pop(), caller.warn, dead=dead)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vmckpt.app.controller import Controller
 from vmckpt.app.stores import keyring, open_place
-from vmckpt.errors import BadInput, NotInStore, StoreError
+from vmckpt.errors import BadInput, GuestLocked, NotInStore, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
 from vmckpt.model.disk import StorePlace
@@ -35,7 +35,8 @@ async def restore(
 
     `on`: the host; None: the host on which the snapshot was taken. `closed_too`: allow a host in
     maintenance, for a guest that is already there. Raises ReadOnly, NotInStore, StoreError,
-    BadInput, Blocked if the host is in maintenance, and the errors of snapshot.restore.restore.
+    BadInput, InventoryError if the guest's host has two names, Blocked if the host is in
+    maintenance, and the errors of snapshot.restore.restore.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -43,7 +44,14 @@ async def restore(
     host = inventory.host(on or opened.public.host)
     if not closed_too:
         await asyncio.to_thread(maintenance.refuse, host.name)
-    return await restore_restore.restore(host, opened, request, caller, hosts=inventory.hosts)
+    try:
+        return await restore_restore.restore(host, opened, request, caller, hosts=inventory.hosts)
+    except GuestLocked:
+        # The host that runs the guest may be the same host under another name.
+        from vmckpt.app import fleet  # noqa: PLC0415 - loaded only after this error
+
+        await fleet.guests(inventory)
+        raise
 
 
 def opened_anywhere(

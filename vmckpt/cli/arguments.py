@@ -62,8 +62,8 @@ def guests(ctx: typer.Context) -> Iterable[str]:
     """Return the names of guests on the hosts that answer within `_SOON`, for completion."""
     from vmckpt.app import fleet
 
-    found, _ = asyncio.run(fleet.guests(_inventory(ctx), _SOON))
-    return [guest.name for _, guest in found]
+    listing = asyncio.run(fleet.listing(_inventory(ctx), _SOON))
+    return [guest.name for _, guest in listing.found]
 
 
 @_quietly

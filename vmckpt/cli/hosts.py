@@ -1,6 +1,7 @@
 """vmckpt hosts, guests, label, doctor and prepare."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,7 +9,7 @@ import typer
 from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON
 from vmckpt.cli.snapshot.options import DRY_RUN, YES, sure
-from vmckpt.errors import Blocked, HostUnreachable
+from vmckpt.errors import Blocked, HostUnreachable, run_doctor, silent_hosts
 from vmckpt.model import guest as model_guest
 from vmckpt.model.events import Event
 from vmckpt.model.finding import Severity
@@ -18,7 +19,12 @@ from vmckpt.units import show_bytes, show_count
 
 if TYPE_CHECKING:
     from vmckpt.app import controller, fleet
+    from vmckpt.model.same_host import SameUuid
     from vmckpt.snapshot.prepare import Readiness
+
+
+_FEW = 3
+"""Number of silent hosts of which each is reported with its reason."""
 
 
 def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
@@ -30,7 +36,7 @@ def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
     """
     from vmckpt.app import controller, fleet
 
-    views = asyncio.run(fleet.hosts(controller.load_inventory(inventory)))
+    views, same = asyncio.run(fleet.hosts(controller.load_inventory(inventory)))
     if json:
         output.print_json([_host_json(view) for view in views])
     else:
@@ -54,10 +60,14 @@ def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
                 f"{active} of {len(facts.guests)}",
             )
         output.out.print(shown)
-    if errors := {view.host.name: view.error for view in views if view.error is not None}:
-        raise HostUnreachable(
-            "; ".join(errors.values()), host="", hint=f"run vmckpt doctor {' '.join(errors)}"
-        )
+    _warn_of_same_hosts(same)
+    _complain({view.host.name: view.error for view in views if view.error is not None})
+
+
+def _warn_of_same_hosts(same: "Sequence[SameUuid]") -> None:
+    """Print a warning for each two names that are, or may be, one host."""
+    for one in same:
+        output.say(f"warning: {one.text}; {one.hint}")
 
 
 def _host_json(view: "fleet.HostView") -> dict[str, Any]:
@@ -80,8 +90,8 @@ def _host_json(view: "fleet.HostView") -> dict[str, Any]:
 def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
     """List the guests of all hosts.
 
-    If the CPUs of a guest are running on more than one host, the command names the guest in an
-    error and exits with code 27.
+    If a host has two names in the inventory, its guests are listed once. If the CPUs of a guest are
+    running on more than one host, the command names the guest in an error and exits with code 27.
 
     Example:
 
@@ -90,7 +100,8 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
     from vmckpt.app import controller, fleet
 
     known = controller.load_inventory(inventory)
-    found, errors = asyncio.run(fleet.guests(known))
+    listing = asyncio.run(fleet.listing(known))
+    found, errors = listing.found, listing.errors
     if json:
         output.print_json([_guest_json(host, guest) for host, guest in found])
     else:
@@ -106,14 +117,20 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
                 guest.job or "",
             )
         output.out.print(shown)
+    _warn_of_same_hosts(listing.same)
     if twice := asyncio.run(fleet.copies(known, found)):
         raise model_guest.error(twice)
-    if errors:
-        raise HostUnreachable(
-            "; ".join(errors.values()),
-            host=next(iter(errors)),
-            hint=f"run vmckpt doctor {' '.join(errors)}",
-        )
+    _complain(errors)
+
+
+def _complain(errors: Mapping[str, str]) -> None:
+    """Raise HostUnreachable if a host does not answer. `errors`: the reasons, by host."""
+    if not errors:
+        return
+    many = f"{len(errors)} hosts do not answer: " if len(errors) > _FEW else ""
+    raise HostUnreachable(
+        f"{many}{silent_hosts(errors, _FEW)}", host=next(iter(errors)), hint=run_doctor(errors)
+    )
 
 
 def label(

@@ -8,7 +8,7 @@ import typer
 
 from vmckpt.cli import output, plan
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, help_alone
-from vmckpt.errors import HostUnreachable, PolicyError, at_host
+from vmckpt.errors import HostUnreachable, PolicyError, run_doctor, silent_hosts
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Policy
@@ -233,11 +233,11 @@ def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
     if called:
         return max(called, key=lambda one: one[1].state.is_active)
     if errors:
-        silent = "; ".join(at_host(*one) for one in errors.items())
         raise HostUnreachable(
-            f"guest {name} was not found on any host that answered; no answer from {silent}",
+            f"guest {name} was not found on any host that answered; no answer from"
+            f" {silent_hosts(errors)}",
             host=next(iter(errors)),
-            hint=f"run vmckpt doctor {' '.join(errors)}",
+            hint=run_doctor(errors),
         )
     raise fleet.no_guest(known, name, found)
 

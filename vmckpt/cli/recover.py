@@ -12,7 +12,7 @@ from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
 from vmckpt.cli.output import stop_on_signals
 from vmckpt.cli.progress import line
-from vmckpt.errors import OutcomeUnknown, TwoCopies
+from vmckpt.errors import InventoryError, OutcomeUnknown, TwoCopies
 from vmckpt.model import guest
 from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
 from vmckpt.model.guest import Copies
@@ -108,7 +108,11 @@ async def _run(
     caller = controller.Caller(emit=_Log().take, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=known, policies=policies, caller=caller)
     found = await migration.recover(acting, dry_run=dry_run)
-    return found, await fleet.copies(known, within=_ANSWERS)
+    try:
+        return found, await fleet.copies(known, within=_ANSWERS)
+    except InventoryError as exc:  # what was recovered is shown all the same
+        caller.warn(str(exc))
+        return found, ()
 
 
 class _Log:

@@ -9,6 +9,7 @@ from cryptography import x509
 from vmckpt.model.fencing import Power, Ran, power
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host, HostFacts, HostProbe, NoTrace
+from vmckpt.model.same_host import SameUuid
 from vmckpt.replication.watchdog import rules
 from vmckpt.replication.watchdog.rules import KillMethod
 from vmckpt.units import MIB, Bytes, show_bytes, show_count, show_seconds
@@ -95,8 +96,8 @@ class Examined:
     """For each other host, by name: why this host cannot log in to its libvirtd, or None."""
     ports: Mapping[str, bool] = field(default_factory=dict)
     """For each other host, by name: whether packets from this host reach its migration ports."""
-    twins: tuple[str, ...] = ()
-    """Other hosts with the same libvirt host UUID."""
+    twins: tuple[SameUuid, ...] = ()
+    """What is known about other names whose hosts have the same libvirt host UUID."""
     fence: FenceSeen | None = None
     """The status of the host's fence devices; None if the inventory has none."""
 
@@ -156,15 +157,16 @@ def _libvirt(examined: Examined) -> Iterator[Finding]:
             f"{what} {version}" + ("" if new_enough else f" is older than {least}"),
             None if new_enough else f"run apt-get install {package} (from backports)",
         )
-    if examined.twins:
-        yield _finding(
-            "same-libvirt",
-            Severity.BLOCKER,
-            name,
-            f"has the same libvirt host UUID as {', '.join(examined.twins)}",
-            "set host_uuid in /etc/libvirt/libvirtd.conf to the output of uuidgen, then restart"
-            " libvirtd",
-        )
+    for same in examined.twins:
+        code = "one-host" if same.one else "same-libvirt"
+        hint = same.hint
+        if same.one is None:
+            hint = (
+                "if they are one host, leave one of the names out of hosts.yaml; if not, set"
+                " host_uuid in /etc/libvirt/libvirtd.conf on one of them to the output of uuidgen,"
+                " then restart libvirtd"
+            )
+        yield _finding(code, Severity.BLOCKER, name, same.text, hint)
 
 
 def _accelerator(examined: Examined, facts: HostFacts) -> Iterator[Finding]:

@@ -3,13 +3,16 @@
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 
 from vmckpt.doctor.checks import FIRST_PORT, DeviceSeen, Examined, FenceSeen, HostReady
 from vmckpt.errors import HypervisorError, RemoteError, VmckptError
+from vmckpt.hypervisor import same_host
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.host_facts import host_facts
 from vmckpt.model.fencing import Action, FenceTopology
 from vmckpt.model.host import Host, HostFacts, HostProbe
+from vmckpt.model.same_host import SameUuid
 from vmckpt.remote import fence_agent, probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes
@@ -32,17 +35,20 @@ async def examine(hosts: Sequence[Host], everyone: Sequence[Host]) -> list[Exami
         for host, (facts, _) in zip(others, known, strict=True)
         if facts is not None
     }
-    return [_with_twins(one, uuids) for one in found]
+    same = await _with_same_uuid(everyone, uuids)
+    return [dataclasses.replace(one, twins=twins_of(one.host.name, same)) for one in found]
 
 
-def _with_twins(one: Examined, uuids: Mapping[str, str]) -> Examined:
-    """Return the facts, with the other hosts that have the same UUID.
+async def _with_same_uuid(hosts: Sequence[Host], uuids: Mapping[str, str]) -> tuple[SameUuid, ...]:
+    """Compare the hosts with the same UUID. `uuids`: UUIDs of the hosts that answer, by name."""
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(Hypervisor(host)) for host in hosts]
+        return await same_host.among_known(opened, uuids)
 
-    `uuids`: UUIDs of all hosts that answer, by host name.
-    """
-    own = uuids.get(one.host.name)
-    twins = (name for name, uuid in uuids.items() if name != one.host.name and uuid == own)
-    return dataclasses.replace(one, twins=tuple(twins))
+
+def twins_of(name: str, same: Sequence[SameUuid]) -> tuple[SameUuid, ...]:
+    """Return what is known about a host's twins, with the host as the first or second name."""
+    return tuple(one for one in same if name in (one.first, one.second))
 
 
 async def _one(host: Host, everyone: Sequence[Host]) -> Examined:

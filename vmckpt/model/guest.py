@@ -181,8 +181,15 @@ class Presence:
         """Whether the guest's CPUs are running there."""
         return self.state is not None and self.state.runs
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the guest has a QEMU process there."""
+        return self.state is not None and self.state.is_active
 
-MEND = "run vmckpt recover; destroy the copy that is not needed"
+
+MEND = "run vmckpt recover"
+"""What to do about two copies. Only recovery proves that the two hosts are different hosts, so only
+its error advises to destroy a copy."""
 
 
 class RuntimeFacts(Protocol):
@@ -268,8 +275,9 @@ def confirmed(
 
 
 def error(copies: Sequence[Copies]) -> TwoCopies:
-    """Return the error for these guests."""
-    return TwoCopies("; ".join(one.text for one in copies), hint=MEND)
+    """Return the error for these guests. Their hosts must be different hosts."""
+    hint = f"{MEND}; destroy the copy that is not needed"
+    return TwoCopies("; ".join(one.text for one in copies), hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,21 @@ import asyncio
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from vmckpt.app import dashboard_source
 from vmckpt.app.dashboard_source import Live
 from vmckpt.errors import HostUnreachable, JournalError
+from vmckpt.hypervisor import same_host
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.guest import GuestNow, GuestState, HostNow
 from vmckpt.model.host import Host
+from vmckpt.model.same_host import SameUuid
 from vmckpt.snapshot.verify.results import Checked
 from vmckpt.units import GIB, Bytes
 from vmckpt_lab.machine_speed import slowness
@@ -169,3 +172,28 @@ def test_a_snapshot_is_damaged_if_its_last_verification_found_damage(good: bool)
     )  # fmt: skip
     found = dashboard_source._snapshot("near", told)
     assert (found.damaged, found.good) == (not good, good)
+
+
+@pytest.mark.parametrize(("one", "guests", "copies"), [(True, 1, 0), (False, 2, 1), (None, 2, 1)])
+async def test_one_host_under_two_names_is_shown_as_an_error_not_as_two_copies(
+    live: tuple[Live, dict[str, Answers]], monkeypatch: pytest.MonkeyPatch,
+    one: bool | None, guests: int, copies: int,
+) -> None:  # fmt: skip
+    looker, answers = live
+    answers["beta"].guest = "alpha"  # the UUID of alpha's guest
+    compared = []
+
+    async def among(hosts: list[Any]) -> tuple[SameUuid, ...]:
+        compared.append([at.host.name for at in hosts])
+        return (SameUuid(first="alpha", second="beta", one=one, why="x"),)
+
+    monkeypatch.setattr(same_host, "among", among)
+    await looker.fleet()
+    await looker.fleet()
+    seen = await looker.fleet()
+    assert (len(seen.guests), len(seen.copies)) == (guests, copies)
+    assert [host.error for host in seen.hosts] == [
+        None, "alpha and beta are one host; leave alpha or beta out of hosts.yaml" if one else None,
+    ]  # fmt: skip
+    assert len(compared) == (3 if one is None else 1)
+    await looker.close()

@@ -1,6 +1,6 @@
 """The hosts and guests of an inventory, and labels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +8,13 @@ import pytest
 
 from tests.support.two_copies import HOSTS, INVENTORY, ONE, TWICE, TWO, WEB, Found, asked
 from vmckpt.app import fleet
-from vmckpt.errors import BadInput, GuestLocked
-from vmckpt.hypervisor import domains
+from vmckpt.errors import BadInput, GuestLocked, InventoryError
+from vmckpt.hypervisor import domains, same_host
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
-from vmckpt.model.guest import GuestJob, GuestState
+from vmckpt.model.guest import Guest, GuestJob, GuestState
 from vmckpt.model.host import Host
+from vmckpt.model.same_host import SameUuid
 from vmckpt.units import Seconds
 
 
@@ -31,7 +32,7 @@ async def test_hosts_are_asked_again_before_a_guest_is_named(
 async def test_a_host_that_is_away_is_told_with_why() -> None:
     away = Host(name="alpha", uri="qemu+tcp://127.0.0.1:1/system")
     known = Inventory(path=Path("hosts.yaml"), hosts={"alpha": away}, observer=None)
-    (view,) = await fleet.hosts(known)
+    (view,), _ = await fleet.hosts(known)
     assert (view.host, view.facts, bool(view.error)) == (away, None, True)
     found, errors = await fleet.guests(known)
     assert (found, list(errors)) == ([], ["alpha"])
@@ -78,3 +79,80 @@ async def test_labels_are_changed_where_the_guest_runs_and_the_others_stay(
 def test_a_misspelt_name_brings_the_likely_one() -> None:
     told = fleet.no_guest(INVENTORY, "wbe1", ONE)
     assert str(told).startswith("no guest 'wbe1' on alpha, beta; did you mean web1?")
+
+
+def answering(
+    monkeypatch: pytest.MonkeyPatch, found: Mapping[str, list[Guest]], *same: SameUuid
+) -> list[list[str]]:
+    """Hosts have these guests, and the comparison of hosts finds this; the hosts it is asked of."""
+    compared: list[list[str]] = []
+
+    async def all_guests(at: Hypervisor) -> list[Guest]:
+        return found[at.host.name]
+
+    async def among(hosts: Sequence[Hypervisor]) -> tuple[SameUuid, ...]:
+        compared.append([one.host.name for one in hosts])
+        return same if hosts else ()
+
+    monkeypatch.setattr(domains, "all_guests", all_guests)
+    monkeypatch.setattr(same_host, "among", among)
+    return compared
+
+
+ONE_HOST = SameUuid(first="alpha", second="beta", one=True)
+UNCLEAR = SameUuid(first="alpha", second="beta", one=None, why="x")
+CLONES = SameUuid(first="alpha", second="beta", one=False, why="x")
+
+
+async def test_one_host_under_two_names_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both names listed the guest, and the only copy was to be ended as the other copy."""
+    answering(monkeypatch, {"alpha": [WEB], "beta": [WEB]}, ONE_HOST)
+    listing = await fleet.listing(INVENTORY)
+
+    assert [(host.name, guest) for host, guest in listing.found] == [("alpha", WEB)]
+    assert listing.same == (ONE_HOST,)
+    assert await fleet.copies(INVENTORY) == ()
+    assert await fleet.copies(INVENTORY, listing.found) == ()
+
+
+@pytest.mark.parametrize(
+    ("same", "why"),
+    [
+        (ONE_HOST, "alpha and beta are one host; nothing was changed; leave alpha or beta out"),
+        (UNCLEAR, "it is unknown whether alpha and beta are one host: x"),
+    ],
+)
+async def test_a_guest_is_not_located_on_one_host_with_two_names(
+    monkeypatch: pytest.MonkeyPatch, same: SameUuid, why: str
+) -> None:
+    answering(monkeypatch, {"alpha": [WEB], "beta": [WEB]}, same)
+    with pytest.raises(InventoryError, match=why) as caught:
+        await fleet.guests(INVENTORY)
+    assert "destroy" not in str(caught.value)
+    with pytest.raises(InventoryError, match=why):
+        await fleet.label(INVENTORY, "web1", {"tier": "web"})
+
+
+async def test_copies_are_reported_only_on_hosts_that_are_proven_to_be_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = {"alpha": [WEB], "beta": [WEB]}
+    answering(monkeypatch, both, CLONES)
+    assert await fleet.copies(INVENTORY) == (TWICE,)
+    answering(monkeypatch, both)
+    assert await fleet.copies(INVENTORY) == (TWICE,)
+    answering(monkeypatch, both, UNCLEAR)
+    with pytest.raises(InventoryError, match="it is unknown whether"):
+        await fleet.copies(INVENTORY)
+
+
+async def test_only_hosts_with_a_guest_in_common_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = replace(WEB, name="db1", uuid="u-2")
+    compared = answering(monkeypatch, {"alpha": [WEB], "beta": [other]})
+    await fleet.guests(INVENTORY)
+    assert compared == [[]]
+    compared = answering(monkeypatch, {"alpha": [WEB], "beta": [other, WEB]})
+    await fleet.guests(INVENTORY)
+    assert compared == [["alpha", "beta"]]

@@ -138,3 +138,20 @@ async def test_a_protected_guest_is_refused_before_its_host_is_found(
         with pytest.raises(GuestLocked, match="is protected"):
             await migration._put_in_order_and_find(acting, MigrateRequest(guest="web1", to="alpha"))
     assert ended
+
+
+async def test_200_hosts_that_do_not_answer_are_one_short_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent = {f"h{number:03}": f"h{number:03}: no route to host" for number in range(200)}
+
+    async def guests(_: Inventory) -> object:
+        return [], silent
+
+    monkeypatch.setattr(fleet, "guests", guests)
+    with pytest.raises(HostUnreachable) as caught:
+        await migration._find(INVENTORY, "web1", "gamma")
+    assert len(str(caught.value)) < 250
+    assert "no answer from h000, h001, h002 and 197 more; h000: no route to host" in str(
+        caught.value
+    )

@@ -10,6 +10,7 @@ from vmckpt.doctor.checks import DeviceSeen, Examined, FenceSeen
 from vmckpt.model.fencing import Ran
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import NoTrace
+from vmckpt.model.same_host import SameUuid
 from vmckpt.units import Bytes, Seconds
 from vmckpt_lab import certificates
 
@@ -18,6 +19,10 @@ GOOD = Examined(
     host=HOST, facts=host_facts("a"), probe=PROBE, kvm_boots=True, logins={"beta": None},
     ports={"beta": True},
 )  # fmt: skip
+
+
+def twin(*, one: bool | None) -> SameUuid:
+    return SameUuid(first="alpha", second="beta", one=one, why="x")
 
 
 def probed(**changes: Any) -> Examined:
@@ -52,6 +57,24 @@ def wrong(examined: Examined, now: datetime = NOW) -> dict[str, Severity]:
     return {f.code: f.severity for f in found if f.severity in (Severity.WARNING, Severity.BLOCKER)}
 
 
+@pytest.mark.parametrize(
+    ("one", "hint"),
+    [
+        (True, "leave alpha or beta out of hosts.yaml"),
+        (False, "on beta, set host_uuid in /etc/libvirt/libvirtd.conf"),
+        (None, "if they are one host, leave one of the names out of hosts.yaml; if not, set"),
+    ],
+)
+def test_one_host_and_two_hosts_with_one_uuid_get_their_own_hints(
+    one: bool | None, hint: str
+) -> None:
+    found = checks.check_host(replace(GOOD, twins=(twin(one=one),)), NOW)
+    (finding,) = [same for same in found if same.code in ("one-host", "same-libvirt")]
+    assert finding.hint is not None
+    assert finding.hint.startswith(hint)
+    assert "virsh" not in finding.hint
+
+
 def test_nothing_is_wrong_with_a_good_host() -> None:
     assert wrong(GOOD) == {}
 
@@ -62,7 +85,9 @@ def test_nothing_is_wrong_with_a_good_host() -> None:
         (Examined(host=HOST, facts_error="no answer", probe=PROBE), "libvirt", Severity.BLOCKER),
         (facts(libvirt_version="8.10.0"), "libvirt-version", Severity.BLOCKER),
         (facts(qemu_version="7.1.9"), "qemu-version", Severity.BLOCKER),
-        (replace(GOOD, twins=("beta",)), "same-libvirt", Severity.BLOCKER),
+        (replace(GOOD, twins=(twin(one=False),)), "same-libvirt", Severity.BLOCKER),
+        (replace(GOOD, twins=(twin(one=None),)), "same-libvirt", Severity.BLOCKER),
+        (replace(GOOD, twins=(twin(one=True),)), "one-host", Severity.BLOCKER),
         (replace(GOOD, kvm_boots=False), "accelerator", Severity.WARNING),
         (facts(memory_free=Bytes(100 << 20)), "memory", Severity.WARNING),
         (replace(GOOD, probe_error="no login"), "ssh", Severity.BLOCKER),

@@ -1,5 +1,6 @@
 """What hosts are asked for doctor, and what their answers mean."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from tests.support.builders import HOST, host_facts
 from vmckpt.doctor import gather
 from vmckpt.errors import FencingFailed, RemoteError
+from vmckpt.hypervisor import same_host
+from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.fencing import FenceDevice, FenceTopology, Ran
 from vmckpt.model.host import Host, HostFacts
+from vmckpt.model.same_host import SameUuid
 from vmckpt.remote import fence_agent
 
 
@@ -21,11 +25,18 @@ async def test_one_host_alone_is_held_against_all_others(monkeypatch: pytest.Mon
         uuid = uuids.get(host.name)
         return (None, "no answer") if uuid is None else (host_facts(uuid), None)
 
+    pair = SameUuid(first="alpha", second="beta", one=True)
+
+    async def among(hosts: Sequence[Hypervisor]) -> tuple[SameUuid, ...]:
+        assert [one.host.name for one in hosts] == ["alpha", "beta"]
+        return (pair,)
+
     monkeypatch.setattr(gather, "_facts", asked)
+    monkeypatch.setattr(same_host, "among", among)
     (alone,) = await gather.examine(all_hosts[:1], all_hosts)
-    assert alone.twins == ("beta",)
+    assert alone.twins == (pair,)
     found = await gather.examine(all_hosts, all_hosts)
-    assert [one.twins for one in found] == [("beta",), ("alpha",), (), ()]
+    assert [one.twins for one in found] == [(pair,), (pair,), (), ()]
 
 
 async def test_text_and_hint_of_an_error_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,10 @@ from vmckpt.evacuation.plan import inventory
 from vmckpt.evacuation.plan.inventory import Answers, Look, Protected
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor import host_facts as host_host_facts
+from vmckpt.hypervisor import same_host as same_hosts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migration.plan.host_facts import Remotes
+from vmckpt.model import same_host
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.remote import probe
@@ -70,11 +72,14 @@ class Hosts:
     async def look(
         self, sources: Sequence[str], closed: Mapping[str, str], protected: Mapping[str, Protected]
     ) -> Answers:
-        """Query all hosts. Failures are part of the answers, and are never raised.
+        """Query all hosts. A host that does not answer is a part of the answers.
 
         `sources`: hosts whose guests may leave. Files of other hosts' guests are not compared.
+        Raises InventoryError if two names are one host, whose memory would be counted twice.
         """
         looks = tuple(await asyncio.gather(*(self._look(one) for one in self._hosts)))
+        uuids = {one.host.name: one.facts.uuid for one in looks if one.facts is not None}
+        same_host.require_distinct(await same_hosts.among_known(self._libvirt.values(), uuids))
         leaving = {one.host.name: one.guests for one in looks if one.host.name in sources}
         fits, same = await asyncio.gather(self._fits(looks), self._same(leaving, looks))
         return Answers(looks=looks, fits=fits, same=same, closed=closed, protected=protected)

@@ -93,6 +93,7 @@ _LAST = -1_000_000
 """The priority of standbys, so that no running guest waits for a standby."""
 # These texts contain no names, so that equal needs of many guests are examined only once.
 _ITSELF, _NAMESAKE = "the guest or its standby is there", "a guest with the same name is there"
+_SAME_UUID = "it has the same libvirt host UUID as the guest's host; run vmckpt doctor"
 _SMALL = Bytes(1 * MIB)
 """Bytes to be sent for a guest whose memory is not sent."""
 UNKNOWN_LINK = BytesPerSecond(125_000_000)
@@ -371,6 +372,12 @@ def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
         for look in answers.looks if look.host.name != host for one in look.guests
         if (one.uuid == guest.uuid and one.state.is_active)
         or (one.uuid != guest.uuid and one.name == guest.name)
+    )  # fmt: skip
+    own = answers.look(host).facts
+    taken |= frozenset(
+        (look.host.name, _SAME_UUID) for look in answers.looks
+        if look.host.name != host and own is not None
+        and look.facts is not None and look.facts.uuid == own.uuid
     )  # fmt: skip
     off = guest.state is GuestState.SHUT_OFF
     copied = policy.storage.copy is not CopyKind.SHARED

@@ -37,7 +37,7 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
 
     If one copy is running, a paused copy is the target's end of a migration. Raises OutcomeUnknown
     if two copies are running, or if none is running and several are paused: the operator must
-    decide.
+    decide. The hosts must be different hosts; see model.same_host.
     """
     running = [host for host, state in states.items() if state.runs]
     active = [host for host, state in states.items() if state.is_active]

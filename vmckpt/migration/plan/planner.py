@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from vmckpt.errors import BadInput, HypervisorError, RemoteError
+from vmckpt.hypervisor import same_host as same_hosts
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.migration_history import PastMove
@@ -20,6 +21,7 @@ from vmckpt.migration.plan.preflight import Facts
 from vmckpt.migration.plan.tls_checks import TlsVerdict
 from vmckpt.migration.request import PolicyOverrides
 from vmckpt.migration.run.progress import UNKNOWN
+from vmckpt.model import same_host
 from vmckpt.model.disk import CopyPlan
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest
@@ -142,12 +144,14 @@ async def make(
     `forced`: the policy that the operator requested; None: `select` chooses a policy. `ahead`:
     options of the forecast; None: no forecast.
 
-    Raises PolicyError if no policy can be chosen; BadInput if disks are to be copied and the
-    storage pool does not exist, or a host has no ssh login.
+    Raises InventoryError if source and target are one host with two names; PolicyError if no policy
+    can be chosen; BadInput if disks are to be copied and the storage pool does not exist, or a host
+    has no ssh login.
     """
     facts, tls_facts = await asyncio.gather(
         gather(source, target, name, remotes), _certificates(remotes)
     )
+    await _require_two_hosts(facts, source, target)
     if facts.guest is None:
         return Plan(facts=facts, findings=preflight.check_move(facts))
     chosen = select.choose(policies, _subject(facts.guest, source), forced)
@@ -199,6 +203,14 @@ async def make(
         tls_name=tls.name if tls is not None else None,
         copies=copies,
     )
+
+
+async def _require_two_hosts(facts: Facts, source: Hypervisor, target: Hypervisor) -> None:
+    """Check that the two names are not one host, before anything else is reported about it."""
+    here, there = facts.source_facts, facts.target_facts
+    if here is None or there is None or here.uuid != there.uuid or facts.source == facts.target:
+        return
+    same_host.require_distinct(await same_hosts.among((source, target)))
 
 
 def _as_it_travels(policy: Policy, tls: TlsVerdict | None) -> Policy:

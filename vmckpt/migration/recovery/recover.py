@@ -13,6 +13,7 @@ from typing import Any
 
 from vmckpt.errors import BadInput, HypervisorError, PolicyError, RemoteError
 from vmckpt.hypervisor import domains, migration_leftovers
+from vmckpt.hypervisor import same_host as same_hosts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import JournalStepLog, OrphanedJob, Recorder
@@ -30,6 +31,7 @@ from vmckpt.migration.run.actuator import Actuator
 from vmckpt.migration.run.decide import RunTerms
 from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.migration.service import OPEN
+from vmckpt.model import same_host
 from vmckpt.model.events import Caller, Decided, Event
 from vmckpt.model.guest import Presence
 from vmckpt.model.host import Host
@@ -121,6 +123,8 @@ class Recovery:
         self.ending: Ending | None = None
         """How the migration ended after it was adopted; None if it was not adopted."""
         self._setting = setting
+        self._on_both = False
+        """Whether both hosts reported a process of the guest when they were last queried."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Recovery":
@@ -180,17 +184,27 @@ class Recovery:
             return False
         return await migration_leftovers.handed_over(self.here, self.uuid)
 
-    async def _elsewhere(self) -> tuple[str, ...]:
+    async def _elsewhere(self, source: Presence, target: Presence) -> tuple[str, ...]:
         """Return the other hosts that have a process of the guest.
 
-        Hosts that do not answer are left out. The guest can be on another host only if an operator
-        moved it by hand, because this job's lock prevents a move by another vmckpt process.
+        Hosts that do not answer are left out, and so are other names of the job's hosts. The guest
+        can be on another host only if an operator moved it by hand, because this job's lock
+        prevents a move by another vmckpt process. Raises InventoryError if it is unknown whether
+        the host is another one.
         """
 
         async def has(host: Host) -> bool:
             async with Hypervisor(host) as hypervisor:
                 found = await domains.presence(hypervisor, self.uuid)
-            return found.state is not None and found.state.is_active
+                if found.state is None or not found.state.is_active:
+                    return False
+                ends = zip((self.here, self.there), (source, target), strict=True)
+                same = [
+                    same for end, seen in ends if seen.is_active
+                    for same in await same_hosts.among((end, hypervisor))
+                ]  # fmt: skip
+            same_host.require_distinct([one for one in same if one.one is None])
+            return not any(one.one for one in same)
 
         others = self._setting.others
         answers = await asyncio.gather(*(has(host) for host in others))
@@ -223,10 +237,18 @@ class Recovery:
 
         An outcome counts only if both hosts report it twice in a row. Inconsistent answers, and
         answers that also occur briefly during a transition, count only once they have stayed the
-        same for `PATIENCE`.
+        same for `PATIENCE`. Raises InventoryError if the source and the target are one host.
         """
         if not self.uuid or (not self.left.steps and self.left.order is None):
             return recovery_decide.NEVER  # nothing was done to any host yet
+        verdict = await self._steady()
+        if self._on_both:
+            # Otherwise, the only copy of the guest could be destroyed as the other copy.
+            same_host.require_distinct(await same_hosts.among((self.here, self.there)))
+        return verdict
+
+    async def _steady(self) -> RecoveryDecision:
+        """Query both hosts until the decision stays the same."""
         began = since = _now()
         last: RecoveryDecision | None = None
         while True:
@@ -247,6 +269,7 @@ class Recovery:
         """Query both hosts once. Returns the decision, and whether either host did not answer."""
         ordered = self.left.order is not None
         source, target = await self.presences()
+        self._on_both = source.is_active and target.is_active
         began = self.left.operation.began_at
         asks = source.runs and not (source.migrating or target.reachable)
         verdict = recovery_decide.decide(
@@ -254,7 +277,7 @@ class Recovery:
             target,
             ordered=ordered,
             paused_by_us=self.left.open(Step.PAUSE) is not None,
-            elsewhere=await self._elsewhere() if ordered else (),
+            elsewhere=await self._elsewhere(source, target) if ordered else (),
             may_have_run=await self._may_have_run(source, target),
             sent_all=not asks
             or not await source_never_completed(self.here, self.uuid, self.remotes, since=began),

@@ -8,15 +8,16 @@ import pytest
 
 from tests.support.builders import HOST, host_facts
 from tests.support.sights import vm
-from vmckpt.errors import HostUnreachable, RemoteError
+from vmckpt.errors import HostUnreachable, InventoryError, RemoteError
 from vmckpt.evacuation.plan import inventory
 from vmckpt.evacuation.plan.gather import Hosts
 from vmckpt.evacuation.plan.inventory import Answers
-from vmckpt.hypervisor import domains
+from vmckpt.hypervisor import domains, same_host
 from vmckpt.hypervisor import host_facts as hypervisor_facts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import HostFacts
+from vmckpt.model.same_host import SameUuid
 from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote
 
@@ -127,3 +128,23 @@ async def test_nobody_else_uses_a_login_meanwhile_and_it_is_kept_for_the_next() 
         async with hosts.logins("beta", "alpha") as again:
             assert again is not None
             assert {*map(id, again)} <= {*map(id, first), *map(id, other)}
+
+
+@pytest.mark.parametrize("one", [True, None])
+async def test_one_host_under_two_names_is_no_plan(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, one: bool | None
+) -> None:
+    """Its memory was counted twice, and its guests seemed to be moving already."""
+    pair = SameUuid(first="alpha", second="gamma", one=one, why="x")
+
+    async def among(hosts: Sequence[Hypervisor]) -> tuple[SameUuid, ...]:
+        return (pair,) if [at.host.name for at in hosts] == ["alpha", "gamma"] else ()
+
+    async def facts(at: Hypervisor) -> HostFacts:
+        return host_facts("beta" if at.host.name == "beta" else "alpha")
+
+    monkeypatch.setattr(same_host, "among", among)
+    monkeypatch.setattr(hypervisor_facts, "host_facts", facts)
+    async with Hosts(HOSTS) as hosts:
+        with pytest.raises(InventoryError, match="alpha and gamma are one host"):
+            await hosts.look(["alpha"], {}, {})

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.builders import host_facts
 from tests.support.sights import EMPTY, answers, at, by, placed, seen, vm
 from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan.inventory import ON_ITS_WAY, Look, Protected, TravelMethod
@@ -300,3 +301,13 @@ def test_who_is_off_goes_only_where_its_nvram_is_seen() -> None:
     for sees, goes in ((True, {"a": "beta"}), (False, {})):
         same = {("alpha", "beta"): {"/srv/a.raw": True, "/nv/a.fd": sees}}
         assert placed(answers(at("alpha", off), at("beta"), same=same))[0] == goes
+
+
+def test_a_clone_with_the_same_host_uuid_is_no_place_as_libvirt_refuses_it() -> None:
+    clone = replace(at("beta"), facts=host_facts("alpha"))
+    found = seen(answers(at("alpha", vm("a")), clone, at("gamma")))
+    (tenant,) = found.fleet.tenants
+
+    assert tenant.needs.never == {
+        ("beta", "it has the same libvirt host UUID as the guest's host; run vmckpt doctor")
+    }

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import FACTS, GUEST
+from tests.support.builders import FACTS, GUEST, HOST, host_facts
+from vmckpt.errors import InventoryError
+from vmckpt.hypervisor import same_host
+from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.migration_history import PastMove
 from vmckpt.migration import request
 from vmckpt.migration.plan import planner
@@ -14,6 +17,7 @@ from vmckpt.migration.plan.planner import NO_COPIES
 from vmckpt.migration.plan.preflight import Facts
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Driver, Mode, MoveOrder
+from vmckpt.model.same_host import SameUuid
 from vmckpt.policy import loader, select
 from vmckpt.units import GIB, Bytes, Seconds
 
@@ -92,3 +96,28 @@ def test_a_migration_waits_only_for_a_forecast_that_can_change_it(
     )
 
     assert planner.probe_of(replace(BALANCED, mode=mode), ahead) == measured
+
+
+@pytest.mark.parametrize("one", [True, None, False])
+async def test_one_host_under_two_names_is_said_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch, one: bool | None
+) -> None:
+    """Its hints were to undefine the guest "there", which is here."""
+    asked: list[tuple[str, ...]] = []
+
+    async def among(hosts: tuple[Hypervisor, ...]) -> tuple[SameUuid, ...]:
+        asked.append(tuple(host.host.name for host in hosts))
+        return (SameUuid(first="alpha", second="beta", one=one, why="x"),)
+
+    monkeypatch.setattr(same_host, "among", among)
+    here, there = (Hypervisor(replace(HOST, name=name)) for name in ("alpha", "beta"))
+    twins = replace(FACTS, source_facts=host_facts("u"), target_facts=host_facts("u"))
+    if one is False:  # preflight reports the clone
+        await planner._require_two_hosts(twins, here, there)
+    else:
+        with pytest.raises(InventoryError, match="alpha and beta are one host"):
+            await planner._require_two_hosts(twins, here, there)
+    assert asked == [("alpha", "beta")]
+    await planner._require_two_hosts(replace(twins, target_facts=host_facts("other")), here, there)
+    await planner._require_two_hosts(replace(twins, target=twins.source), here, here)
+    assert len(asked) == 1
