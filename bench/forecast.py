@@ -212,7 +212,7 @@ def table(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
         words = []
         for what, scale in (("total", 1.0), ("downtime", 1e3), ("sent", 1 / MIB)):
             mark = marks[what]
-            if mark is None:
+            if mark is None or None in mark["expected"]:  # no forecast, or one without a high end
                 words.append(f"{'-':<23}")
                 continue
             low, high = (scale * end for end in mark["expected"])

@@ -11,7 +11,6 @@ import pytest
 from tests.lab.bench import WHOLE, Bench, Done, finish, first_line, migrate, traces, until
 from vmckpt.units import parse_rate
 from vmckpt_lab import guests, host, lab, network
-from vmckpt_lab.machine_speed import slowness
 
 SMALL = {"memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "16MiB"}
 
@@ -68,7 +67,9 @@ def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
         ("web1", "beta", False), ("web2", "beta", False), ("off1", "beta", True),
     }  # fmt: skip
     assert plan["left"] == []
-    assert plan["total_ms"][0] <= plan["total_ms"][1]
+    # No migration between these hosts has been measured yet.
+    assert plan["total_ms"][0] > 0
+    assert plan["total_ms"][1] is None
     assert all(one["policy"] == "maintenance" for one in plan["moves"])
     assert all(one["expected_ms"] for one in plan["moves"] if one["mode"] != "offline")
     assert on(bench, "web1", "web2") == {"web1": ["alpha"], "web2": ["alpha"]}
@@ -78,8 +79,7 @@ def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
     assert done["outcome"] == "completed"
     assert {one["guest"] for one in done["moved"]} == {"web1", "web2", "off1"}
     assert bench.inside("alpha", "virsh", "list", "--all", "--name").split() == []
-    # A forecast knows nothing of the other guests of a machine without a core to spare.
-    assert plan["total_ms"][0] / 3 <= done["total_ms"] <= plan["total_ms"][1] * 10 * slowness()
+    assert plan["total_ms"][0] / 3 <= done["total_ms"]
     assert on(bench, "web1", "web2") == {"web1": ["beta"], "web2": ["beta"]}
 
     (held,) = bench.good("maintenance", "list", "--json").json

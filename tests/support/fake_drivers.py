@@ -38,6 +38,8 @@ class Told:
     """What every mover here has: it notes what it was told, and refuses what it should."""
 
     statistics: JobTotals | None = TOTALS
+    paused_for: Seconds | None = None
+    """How long the guest was paused for the switch to post-copy."""
     refuses: dict[str, list[VmckptError]] = field(default_factory=dict)
     """By call: raised the first times, in this order."""
 
@@ -58,6 +60,9 @@ class Told:
 
     async def totals(self) -> JobTotals | None:
         return self.statistics
+
+    async def switchover(self) -> Seconds | None:
+        return self.paused_for
 
     async def set_autostart(self) -> None:
         self.note("autostart")

@@ -14,11 +14,13 @@ def facts(operation: Operation, found: Sequence[Turn], now: float) -> Sequence[s
     """Return the lines above the list of migrations: progress, and guests that stay."""
     told = summary(found)
     took = (operation.ended_at or now) - operation.began_at
-    expected = operation.detail.get("expected_ms") or (None, None)
+    low, high = operation.detail.get("expected_ms") or (None, None)
+    unknown = high is None and low is not None
+    expected = f"{millis(low)} or more" if unknown else f"{millis(low)} to {millis(high)}"
     lines = [
         f"{bar(told.done, 20)} {told.done:.0%}: {told.arrived} arrived, {told.moving} moving,"
         f" {told.waiting} waiting, {told.failed} failed; {show_seconds(took)} of"
-        f" {millis(expected[0])} to {millis(expected[1])} expected"
+        f" {expected} expected"
     ]
     left = (operation.report or operation.detail).get("left") or ()
     # Journals of earlier versions have only the deprecated name of "hint".

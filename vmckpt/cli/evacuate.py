@@ -5,7 +5,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from vmckpt.cli import output, progress
 from vmckpt.cli.arguments import HOST, INVENTORY, JSON, POLICIES
 from vmckpt.cli.output import stop_on_signals
 from vmckpt.cli.progress import Row
-from vmckpt.errors import BadInput, Blocked, GuestsRemaining, at_host
+from vmckpt.errors import BadInput, Blocked, GuestsRemaining, silent_hosts, some
 from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
 from vmckpt.policy.model import Policy
 from vmckpt.units import Bytes, Seconds, show_bytes, show_count, show_seconds
@@ -27,7 +27,7 @@ from vmckpt.units import Bytes, Seconds, show_bytes, show_count, show_seconds
 if TYPE_CHECKING:
     from vmckpt.app import controller
     from vmckpt.app.evacuation import Imagined
-    from vmckpt.evacuation.plan.placement import Assignment
+    from vmckpt.evacuation.plan.placement import Assignment, Unplaced
     from vmckpt.evacuation.plan.plan import Checked, Plan
     from vmckpt.evacuation.report import Report
     from vmckpt.evacuation.task import Task
@@ -113,8 +113,8 @@ def show_plan(plan: "Plan", console: Console) -> None:
         )
     if plan.course.loads:
         _hosts(plan, console)
-    for name, why in sorted(plan.silent.items()):
-        console.print(f"not used: {at_host(name, why)}")
+    if plan.silent:
+        console.print(f"not used: no answer from {silent_hosts(dict(sorted(plan.silent.items())))}")
     for one in (*plan.left, *plan.not_started):
         console.print(output.styled("bold", f"stays: {one.tenant.name}:"), one.why)
         console.print(f"        → {one.hint}")
@@ -125,7 +125,7 @@ def show_plan(plan: "Plan", console: Console) -> None:
         }.get(plan.task.kind, f"all evacuated guests that are running are on {host}")  # fmt: skip
         console.print(f"{text}; nothing to do")
         return
-    total = plan.total.show(show_seconds)
+    total = plan.shown_total().show(show_seconds)
     console.print(f"{show_count(len(plan.going), 'move')}, {total} in total")
 
 
@@ -135,6 +135,7 @@ def _moves(plan: "Plan", console: Console) -> None:
     going = sorted(plan.going, key=lambda one: begins.get(one.tenant.name, 0.0))
     for one in going:
         found, begin = plan.check(one), begins.get(one.tenant.name)
+        found = None if found is None else found.shown()
         takes = "–" if found is None or found.total is None else found.total.show(show_seconds)
         pause = (
             "–" if found is None or found.downtime is None else found.downtime.show(show_seconds)
@@ -149,8 +150,7 @@ def _moves(plan: "Plan", console: Console) -> None:
     for one in going:
         reasons.setdefault(f"→ {one.target}: {one.why}", []).append(one.tenant.name)
     for why, names in reasons.items():
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        console.print(f"{', '.join(names[:_NAMED])}{more} {why}")
+        console.print(f"{some(names, _NAMED)} {why}")
     for one in going:
         found = plan.check(one)
         for warning in found.warnings if found is not None else ():
@@ -478,14 +478,26 @@ def _refuse(plan: "Plan", order: "Task", *, partly: bool) -> None:
 
     if not plan.left or partly:
         return
-    first = plan.left[0]
     many = f"{len(plan.left)} guests have" if len(plan.left) > 1 else "one guest has"
+    hints = dict.fromkeys(one.hint for one in plan.left)
+    hint = next(iter(hints)) if len(hints) == 1 else "see the hint of each guest above"
+    others = "the others" if order.kind is Kind.EVACUATE else "the others back"
     raise Blocked(
-        f"{many} no target host: {first.tenant.name}: {first.why}; nothing was changed",
-        hint=f"{first.hint}; or use --partly to move the others"
-        if order.kind is Kind.EVACUATE
-        else f"{first.hint}; or use --partly to move the others back",
-    )  # fmt: skip
+        f"{many} no target host: {left_by_reason(plan.left)}; nothing was changed",
+        hint=f"{hint}; or use --partly to move {others}",
+    )
+
+
+_MOST_NAMES = 10
+"""Number of guests that an error names for each reason."""
+
+
+def left_by_reason(left: "Sequence[Unplaced]") -> str:
+    """Return all guests that stay, in one line: "web1, web2: no memory; db1: it has a GPU"."""
+    names: dict[str, list[str]] = {}
+    for one in left:
+        names.setdefault(one.why, []).append(one.tenant.name)
+    return "; ".join(f"{some(guests, _MOST_NAMES)}: {why}" for why, guests in names.items())
 
 
 def _agreed(order: "Task") -> bool:

@@ -21,6 +21,7 @@ from vmckpt.errors import (
     OutcomeUnknown,
     PostcopyPaused,
     VmckptError,
+    at_host,
 )
 from vmckpt.journal import wording
 from vmckpt.migration import report as reports
@@ -329,8 +330,10 @@ def _show(report: MigrationReport) -> None:
             )
     for image in report.removed:
         output.out.print(f"removed from {report.source}: {image}")
-    for warning in report.warnings:
-        output.out.print(f"warning: {warning}")
+    told = {at_host(found.where, found.text) for found in report.findings}
+    for warning in dict.fromkeys(report.warnings):
+        if warning not in told:  # preflight's warnings were printed before the migration
+            output.out.print(f"warning: {warning}")
 
 
 def _figures(report: MigrationReport) -> None:
@@ -339,9 +342,11 @@ def _figures(report: MigrationReport) -> None:
     figures.add_row("total", show_seconds(report.total))
     if totals is not None and totals.setup is not None:
         figures.add_row("setup", show_seconds(totals.setup))
-    if totals is not None and totals.downtime is not None:
+    if report.downtime is not None:
         who = "the agents" if report.driver is Driver.AGENTS else "QEMU"
-        figures.add_row(f"downtime, from {who}", show_seconds(totals.downtime))
+        if totals is None or totals.downtime is None:
+            who = "libvirt's events"
+        figures.add_row(f"downtime, from {who}", show_seconds(report.downtime))
     if report.observed_downtime is not None:
         figures.add_row("downtime, observed", show_seconds(report.observed_downtime))
     _forecast(report, figures)
@@ -362,10 +367,11 @@ def _forecast(report: MigrationReport, figures: Table) -> None:
     score = (report.forecast or {}).get("score") or {}
     for key, label, show in _MARKS:
         if (mark := score.get(key)) is not None:
-            low, high = ("no end" if value is None else show(value) for value in mark["expected"])
+            low, high = mark["expected"]
             done = report.outcome is Outcome.COMPLETED
             hit = " (missed)" if done and not mark["covered"] else ""
-            figures.add_row(label, f"{low} to {high}{hit}")
+            span = f"{show(low)} or more" if high is None else f"{show(low)} to {show(high)}"
+            figures.add_row(label, f"{span}{hit}")
 
 
 def _passes(report: MigrationReport) -> None:

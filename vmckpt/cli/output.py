@@ -30,6 +30,7 @@ _LONGEST_LINE = 4000
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
+_BREAKS = re.compile("[\n\t]")
 
 
 def styled(style: str, text: str) -> Text:
@@ -75,16 +76,22 @@ def _known(text: str, encoding: str) -> str:
 def _console(*, stderr: bool) -> Console:
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
     # A tool that displays the output, such as the dashboard, sets the width.
-    shown = os.environ.get(WIDTH, "")
-    width = int(shown) if shown.isdecimal() and int(shown) else None
+    width = _width(WIDTH)
     return _Console(
         stderr=stderr,
         highlight=False,
         emoji=False,
         markup=False,
         soft_wrap=piped and width is None,
-        width=width or (_PIPED_WIDTH if piped else None),
+        # In a pipe, COLUMNS limits tables only; on a terminal, rich reads it.
+        width=width or ((_width("COLUMNS") or _PIPED_WIDTH) if piped else None),
     )
+
+
+def _width(variable: str) -> int | None:
+    """Return a width from the environment; None if it is not a number greater than 0."""
+    shown = os.environ.get(variable, "")
+    return int(shown) if shown.isdecimal() and len(shown) < 6 and int(shown) else None
 
 
 out = _console(stderr=False)
@@ -155,9 +162,27 @@ def findings(console: Console, found: Iterable[Finding]) -> None:
             console.print(Text(f"        → {in_one_line(finding.hint)}"))
 
 
+class _Table(Table):
+    """A table whose rows are one line each, whatever names its cells contain."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a row. A line break or a tab in a cell becomes a space."""
+        super().add_row(*(_in_one_row(cell) for cell in cells), **options)
+
+
+def _in_one_row(cell: Any) -> Any:
+    if isinstance(cell, str):
+        return harmless(_BREAKS.sub(" ", cell))
+    if isinstance(cell, Text):
+        # A style stays where it is, because each character is replaced by one other.
+        cell = cell.copy()
+        cell.plain = _BREAKS.sub(" ", cell.plain)
+    return cell
+
+
 def table(*columns: str) -> Table:
     """Create a table without borders. Columns whose name begins with '>' are right-aligned."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    made = _Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         right = column.startswith(">")
         made.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right)

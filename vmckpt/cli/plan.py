@@ -132,7 +132,7 @@ def _show(made: "Plan", source: Host, target: Host) -> None:
         return
     table = output.table("mode", ">total", ">downtime", ">sent", "")
     table.columns[0].min_width = max(len(mode) for mode in Mode)  # never shorten the mode
-    for one in made.outlook.forecasts:
+    for one in (mode.shown() for mode in made.outlook.forecasts):
         table.add_row(
             str(one.mode),
             _range(one.total, show_seconds),

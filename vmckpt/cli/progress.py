@@ -24,7 +24,7 @@ from vmckpt.model.events import (
     PhaseChanged,
     Sampled,
 )
-from vmckpt.model.finding import Severity
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
 
@@ -55,6 +55,7 @@ class Progress:
         self._began = time.monotonic()
         self._logged = 0.0
         self._live: Live | None = None
+        self._told: list[Finding] = []
 
     def __enter__(self) -> "Progress":
         if output.err.is_terminal:
@@ -81,7 +82,12 @@ class Progress:
                 if self._live is None:
                     self._log(f"phase={event.phase}")
             case Checked():
-                found = [f for f in event.findings if f.severity is Severity.WARNING]
+                # Each attempt is checked again, and most of its warnings are the same.
+                found = [
+                    one for one in event.findings
+                    if one.severity is Severity.WARNING and one not in self._told
+                ]  # fmt: skip
+                self._told += found
                 output.findings(output.err, found if self._warnings else [])
             case Copied() | OnItsWay():
                 pass  # events of snapshots and evacuations, which have their own progress output

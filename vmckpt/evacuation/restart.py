@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vmckpt.errors import some
 from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Rules, Tenant
 from vmckpt.evacuation.plan.inventory import FleetView, TravelMethod, started
@@ -78,7 +79,7 @@ def _lost(uuid: str, seen: FleetView) -> str:
         stays = {one.name: one.stays for one in seen.fleet.tenants}
         return f"{names[0]}: {stays.get(names[0])}"
     if seen.silent:
-        return f"not found; no answer from {', '.join(sorted(seen.silent))}"
+        return f"not found; no answer from {some(sorted(seen.silent))}"
     return "it is not defined on any host"
 
 

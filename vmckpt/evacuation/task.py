@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, run_doctor, some
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant, Weights
 from vmckpt.evacuation.plan.inventory import FleetView, Known, TravelMethod, started
 from vmckpt.evacuation.plan.placement import Unplaced
@@ -74,8 +74,8 @@ class Task:
         ), *(
             Unplaced(
                 tenant=Tenant(name=called.get(uuid, uuid), host="", memory=Bytes(0), cpus=0.0),
-                why=f"not found; no answer from {', '.join(silent)}",
-                hint=f"run vmckpt doctor {' '.join(silent)}",
+                why=f"not found; no answer from {some(silent)}",
+                hint=run_doctor(silent),
             )
             for uuid in missing if silent and uuid not in seen.stuck
         )  # fmt: skip

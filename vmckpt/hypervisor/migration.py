@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import libvirt
 import libvirt_qemu
@@ -17,6 +17,7 @@ from vmckpt.errors import HypervisorError, PeerLoginFailed
 from vmckpt.hypervisor import connection as hypervisor_connection
 from vmckpt.hypervisor import domain_xml, domains
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.switchover_events import SwitchoverEvents
 from vmckpt.model.guest import Presence
 from vmckpt.model.host import Host
 from vmckpt.model.migration import (
@@ -174,6 +175,7 @@ class LibvirtMigrationDriver:
         self._target = target
         self._uuid = uuid
         self._free_target = free_target
+        self._events = SwitchoverEvents(uuid)
 
     def _guest(self, connection: libvirt.virConnect) -> libvirt.virDomain:
         return connection.lookupByUUIDString(self._uuid)
@@ -198,7 +200,12 @@ class LibvirtMigrationDriver:
 
         call = peer_to_peer if order.driver is Driver.PEER_TO_PEER else client_driven
         try:
-            await self._source.execute_long("migration", call)
+            async with AsyncExitStack() as stack:
+                if order.post_copy and not order.resume:
+                    await stack.enter_async_context(
+                        self._events.recorded(self._source, self._target)
+                    )
+                await self._source.execute_long("migration", call)
         except HypervisorError as exc:
             # libvirt has no error code for this; libvirtd's message is in the C locale.
             if "connect to remote libvirt URI" in exc.message:
@@ -248,6 +255,10 @@ class LibvirtMigrationDriver:
             return await self._target.query("reading final statistics", read)
         except HypervisorError:
             return None
+
+    async def switchover(self) -> Seconds | None:
+        """See MigrationDriver.switchover."""
+        return self._events.downtime
 
     async def abort(self) -> None:
         """See MigrationDriver.abort."""

@@ -54,6 +54,9 @@ class MigrationReport:
     """The chosen mode; None if no policy could be chosen."""
     switched: Seconds | None = None
     """When the switch to post-copy was ordered; None if it was not."""
+    switchover: Seconds | None = None
+    """How long the guest was paused for post-copy, by libvirt's events; None if unknown. libvirt's
+    statistics do not have it."""
     attempts: int = 1
     job: str | None = None
     """Job ID in the journal; None if there is no journal."""
@@ -73,6 +76,13 @@ class MigrationReport:
         if self.totals is not None:
             return self.totals.iterations
         return max((sample.iteration for sample in self.samples), default=0)
+
+    @property
+    def downtime(self) -> Seconds | None:
+        """How long the guest was paused for the handover; None if unknown."""
+        if self.totals is not None and self.totals.downtime is not None:
+            return self.totals.downtime
+        return self.switchover
 
     @property
     def transferred(self) -> Bytes:
@@ -126,7 +136,7 @@ def as_json(report: MigrationReport) -> dict[str, Any]:
         "driver": str(report.driver) if report.driver else None,
         "total_ms": _ms(report.total),
         "setup_ms": _ms(totals.setup) if totals else None,
-        "downtime_ms": _ms(totals.downtime) if totals else None,
+        "downtime_ms": _ms(report.downtime),
         "observed_downtime_ms": _ms(report.observed_downtime),
         "iterations": report.iterations,
         "bytes_transferred": report.transferred,

@@ -62,6 +62,7 @@ def carried_out(
         warnings=(*begun.warnings, *ending.warnings, *tidied.troubles, *tidied.stays),
         error=ending.error,
         switched=ending.switched,
+        switchover=ending.switchover,
         forecast=_beside(plan, ending),
         left_behind=left if ending.outcome is Outcome.COMPLETED else (),
         removed=tidied.removed,

@@ -321,6 +321,9 @@ class MigrationDriver(Protocol):
     async def totals(self) -> JobTotals | None:
         """Return the statistics of the completed migration; None if the target has none."""
 
+    async def switchover(self) -> Seconds | None:
+        """Return for how long the guest was paused for the switch to post-copy; None if unknown."""
+
     async def abort(self) -> None:
         """Abort the running job. Does nothing if it has ended."""
 

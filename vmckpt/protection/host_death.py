@@ -100,7 +100,8 @@ def decide(case: Case) -> Proof:
         return _gone(case)
     if not case.has_fence:
         raise BadInput(
-            f"without a lease store or fence agent, vmckpt cannot know that {case.primary} is off",
+            f"{case.guest} is protected without a lease, and {case.primary} has no fence agent, so"
+            f" vmckpt cannot know that {case.primary} is off",
             hint="switch it off, then add --host-is-off",
         )
     if not case.silent:

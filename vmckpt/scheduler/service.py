@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
-from vmckpt.errors import Cancelled, GuestLocked, LeaseLost, StoreError, VmckptError
+from vmckpt.errors import (
+    Cancelled,
+    GuestLocked,
+    LeaseLost,
+    StoreError,
+    VmckptError,
+    silent_hosts,
+    some,
+)
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Policy
@@ -40,6 +48,8 @@ _LOOK = Seconds(60.0)
 _REST = Seconds(0.5)
 """Minimum time between two checks."""
 _MEND = Seconds(30.0)
+_FEW = 3
+"""Number of hosts that are reported one by one when they stop to answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +172,9 @@ class Service:
     async def _scene(self) -> Scene:
         setting = self._setting
         found, silent = await setting.guests()
-        for name, why in silent.items():
-            self._say_once(f"host {name}", f"{name} does not answer: {why}")
-        for name in {host.name for host, _ in found} - set(silent):
-            self._answers_again(f"host {name}")
+        self._say_silent(silent)
+        back = sorted({host.name for host, _ in found} - set(silent))
+        self._say_back([f"host {name}" for name in back if f"host {name}" in self._said])
         self._sighted = schedules.sighted(found, silent, self._sighted)
         orders, wrong = await asyncio.to_thread(
             schedules.ordered, self._sighted.values(), setting.policies, setting.stores,
@@ -320,6 +329,27 @@ class Service:
             self.failures += 1
             self._tell("warning", text)
         self._said[key] = text
+
+    def _say_silent(self, silent: Mapping[str, str]) -> None:
+        """Report hosts that no longer answer: each one, or many of them in one line."""
+        new = {name: why for name, why in silent.items() if f"host {name}" not in self._said}
+        if len(new) > _FEW:
+            self.failures += 1
+            self._tell("warning", f"{len(new)} hosts do not answer: {silent_hosts(new)}")
+            self._said |= {f"host {name}": why for name, why in new.items()}
+        for name, why in silent.items():
+            self._say_once(f"host {name}", f"{name} does not answer: {why}")
+
+    def _say_back(self, keys: Sequence[str]) -> None:
+        """Report hosts that answer again: each one, or many of them in one line."""
+        if len(keys) > _FEW:
+            names = some(key.removeprefix("host ") for key in keys)
+            self._tell("mended", f"{len(keys)} hosts answer again: {names}")
+            for key in keys:
+                del self._said[key]
+            return
+        for key in keys:
+            self._answers_again(key)
 
     def _answers_again(self, key: str) -> None:
         if self._said.pop(key, None) is not None:

@@ -101,3 +101,43 @@ def test_what_is_logged_is_told_by_that() -> None:
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     assert "ms libvirt: " in done.stderr
     assert STEERING.search(done.stderr.replace("\n", "")) is None
+
+
+def table(monkeypatch: pytest.MonkeyPatch, columns: str | None, *, terminal: bool) -> list[str]:
+    """The lines of a table with a long name, for this value of COLUMNS."""
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    made = output.table("guest", "host", ">memory")
+    made.add_row("w" * 180, "alpha", "1.0 GiB")
+    made.add_row("db\n\x1b[1m1\t2", "beta", "2.0 GiB")
+    made.add_row(output.styled("red", "a\nb"), "gamma", "3.0 GiB")
+    console = output._console(stderr=False)
+    return printed(lambda: console.print(made), console, terminal=terminal).splitlines()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("columns", ["80", "100", "200", None])
+def test_long_names_and_line_breaks_keep_a_table_in_shape(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, columns: str | None
+) -> None:
+    lines = table(monkeypatch, columns, terminal=terminal)
+
+    assert len(lines) == 4
+    assert max(len(line.rstrip()) for line in lines) <= int(columns or 200)
+    assert len({line.index(host) for line, host in zip(lines[1:], HOSTS, strict=True)}) == 1
+    assert all(line.rstrip().endswith(" GiB") for line in lines[1:])
+
+
+HOSTS = ("alpha", "beta", "gamma")
+
+
+@pytest.mark.parametrize("columns", ["", "0", "wide", "-5", "9999999"])
+def test_a_width_that_makes_no_sense_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    lines = table(monkeypatch, columns, terminal=False)
+
+    assert max(len(line.rstrip()) for line in lines) <= 200

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from tests.support.builders import sample
 from vmckpt.migration import report
 from vmckpt.migration.report import MigrationReport
@@ -54,3 +56,10 @@ def test_without_final_statistics_the_samples_must_do_and_downtime_is_not_known(
 
     assert (seen["total_ms"], seen["downtime_ms"]) == (4000, None)
     assert (seen["iterations"], seen["bytes_transferred"]) == (3, 250 * MIB)
+
+
+def test_after_post_copy_the_downtime_is_that_of_the_events() -> None:
+    seen = report.as_json(replace(made(None), switchover=Seconds(0.212)))
+
+    assert seen["downtime_ms"] == 212
+    assert report.as_json(replace(made(TOTALS), switchover=Seconds(9.0)))["downtime_ms"] == 83

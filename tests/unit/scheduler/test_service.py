@@ -171,3 +171,16 @@ async def test_a_guest_of_a_silent_host_is_not_taken_for_gone(world: World) -> N
 
 
 __all__ = ["world"]
+
+
+async def test_many_hosts_that_stop_to_answer_are_one_line(world: World) -> None:
+    running = asyncio.create_task(world.run(once=False))
+    await until(lambda: bool(world.asked))
+    world.silent = {f"h{number:03}": "no route" for number in range(200)}
+    await until(lambda: bool(world.said("warning")))
+    world.stop.set()
+    await running
+
+    assert world.said("warning") == [
+        "200 hosts do not answer: h000, h001, h002 and 197 more; h000: no route"
+    ]

@@ -1,5 +1,6 @@
 """The plan of an evacuation, which is shown for confirmation before any guest moves. Pure."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from vmckpt.evacuation.plan.inventory import FleetView, TravelMethod
 from vmckpt.evacuation.plan.placement import Assignment, Unplaced
 from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.evacuation.task import Task
-from vmckpt.migration.forecast.forecast import Range
+from vmckpt.migration.forecast.forecast import Range, open_ended
 from vmckpt.model.disk import Room
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Bytes, BytesPerSecond, show_bytes
@@ -39,6 +40,15 @@ class Checked:
     """Measured bandwidth of the network between the hosts."""
     rooms: tuple[Room, ...] = ()
     """Space that the guest's images need on the target."""
+    known: bool = True
+    """Whether the bandwidth between the hosts was measured. If not, the high ends of the durations
+    are only defaults for the order of the moves, and are not shown."""
+
+    def shown(self) -> "Checked":
+        """Return the results to show to the operator: without high ends that are unknown."""
+        if self.known:
+            return self
+        return replace(self, total=open_ended(self.total), downtime=open_ended(self.downtime))
 
 
 Checks = Mapping[tuple[str, str], Checked]
@@ -72,6 +82,12 @@ class Plan:
         """Return the results for a move; None if it was not checked."""
         return self.checks.get((going.tenant.name, going.target))
 
+    def shown_total(self) -> Range:
+        """Return the duration of the run, in seconds; without a high end if it is unknown."""
+        checks = [self.check(one) for one in self.going]
+        known = all(one is None or one.known for one in checks)
+        return self.total if known else Range(self.total.low, math.inf)
+
     def as_json(self) -> dict[str, Any]:
         """Return the plan as JSON data, with times in milliseconds and sizes in bytes."""
         begins = {one.move.name: one for one in self.course.steps if not one.detour}
@@ -84,7 +100,7 @@ class Plan:
             "shut_down": [one.name for one in self.shut_down],
             "suspended": [one.name for one in self.suspended],
             "hosts": [_load(one) for one in self.course.loads],
-            "total_ms": [_ms(self.total.low), _ms(self.total.high)],
+            "total_ms": _range(self.shown_total()),
             "silent": dict(self.silent),
         }  # fmt: skip
 
@@ -97,8 +113,8 @@ class Plan:
             "why": going.why, "displaced": going.displaced,
             "policy": None if found is None else found.policy,
             "mode": None if found is None else found.mode,
-            "expected_ms": _range(None if found is None else found.total),
-            "expected_downtime_ms": _range(None if found is None else found.downtime),
+            "expected_ms": _range(None if found is None else found.shown().total),
+            "expected_downtime_ms": _range(None if found is None else found.shown().downtime),
             "begins_ms": None if step is None else _ms(step.begins),
             "ends_ms": None if step is None else _ms(step.ends),
             "warnings": [] if found is None else [one.as_json() for one in found.warnings],

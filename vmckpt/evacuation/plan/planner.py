@@ -292,5 +292,5 @@ def _checked(made: MovePlan, policy: str) -> Checked:
         sent=None if forecast is None else forecast.sent,
         bandwidth=None if made.outlook is None else made.outlook.facts.bandwidth,
         link=None if link is None else link.rate,
-        rooms=made.copies.rooms,
+        rooms=made.copies.rooms, known=forecast is None or forecast.known,
     )  # fmt: skip

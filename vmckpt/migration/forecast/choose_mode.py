@@ -44,7 +44,8 @@ def choose(
     modes = {one.mode for one in fitting}
     if best.mode is Mode.PRECOPY and switches and Mode.HYBRID in modes:
         return Mode.HYBRID, "pre-copy completes within the limits; post-copy remains a fallback"
-    why = f"{best.mode} takes {best.total.show(show_seconds)}" if best.total else str(best.mode)
+    total = best.shown().total
+    why = f"{best.mode} takes {total.show(show_seconds)}" if total else str(best.mode)
     if len(fitting) == 1:
         return best.mode, f"{why}; no other mode is certain to complete within the limits"
     return best.mode, f"{why}; no mode within the limits is more than 10 % faster"
@@ -74,8 +75,8 @@ def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> t
         elif one.converges is None:
             words.append(f"{one.mode} might not complete")
         elif one.downtime is not None:
-            span = one.downtime.show(show_seconds)
-            words.append(f"{one.mode} would have a downtime of {span}")
+            downtime = one.shown().downtime or one.downtime
+            words.append(f"{one.mode} would have a downtime of {downtime.show(show_seconds)}")
     why = ", ".join(words) or "there is no forecast"
     tail = "; post-copy is the fallback" if switches else ""
     return mode, f"no mode is certain to keep the downtime to {show_seconds(limit)}: {why}{tail}"
@@ -139,10 +140,11 @@ def _finite(value: float) -> float | None:
 
 
 def score(forecast: Forecast, measured: Measured) -> Score:
-    """Compare a forecast with the measured values, and return the score.
+    """Compare a forecast, as it was shown, with the measured values, and return the score.
 
     The downtime is compared only if a downtime was forecast and the migration completed.
     """
+    forecast = forecast.shown()
     return Score(
         total=_against(forecast.total, measured.total),
         downtime=_against(forecast.downtime, measured.downtime) if measured.completed else None,

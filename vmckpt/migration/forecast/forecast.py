@@ -106,6 +106,8 @@ class Facts:
     """Bytes that are buffered in sockets."""
     tail: tuple[tuple[float, float], ...] = ()
     """Pairs (bytes from the end of memory, how many of these are in use); empty: unknown."""
+    known: bool = True
+    """Whether the bandwidth was measured; if not, it is a default."""
     link: LinkSeen | None = None
     """Throughput of the probe's own connection; None if it was not measured."""
     disks: Bytes = Bytes(0)
@@ -190,13 +192,26 @@ class Forecast:
     planned: tuple[Planned, ...]
     """What the policy's rules would do with every fact in the middle of its range."""
     basis: tuple[str, ...]
+    known: bool = True
+    """Whether the bandwidth was measured. If not, the high ends of the ranges are only defaults
+    for the choice of a mode, and are not shown."""
+
+    def shown(self) -> "Forecast":
+        """Return the forecast to show to the operator: without high ends that are unknown."""
+        if self.known:
+            return self
+        return replace(
+            self, total=open_ended(self.total), downtime=open_ended(self.downtime),
+            sent=open_ended(self.sent),
+        )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
+        told = self.shown()
         return {
             "mode": str(self.mode),
-            "total_ms": None if self.total is None else _ms(self.total),
-            "downtime_ms": None if self.downtime is None else _ms(self.downtime),
-            "bytes": None if self.sent is None else _whole(self.sent),
+            "total_ms": None if told.total is None else _ms(told.total),
+            "downtime_ms": None if told.downtime is None else _ms(told.downtime),
+            "bytes": None if told.sent is None else _whole(told.sent),
             "converges": self.converges,
             "switches": self.switches,
             "passes": _whole(self.passes),
@@ -213,6 +228,11 @@ def planned_json(one: Planned) -> dict[str, Any]:
         "rule": one.rule,
         "reason": one.reason,
     }
+
+
+def open_ended(span: Range | None) -> Range | None:
+    """Return the range without its high end, which is unknown."""
+    return None if span is None else Range(span.low, math.inf)
 
 
 def _ms(span: Range) -> list[float | None]:
@@ -285,6 +305,7 @@ def forecast(facts: Facts, policy: Policy, mode: Mode, guest: Guest) -> Forecast
         passes=_hull([one.passes for one in found]),
         planned=found[0].planned,
         basis=(*facts.basis, _verdict(found)),
+        known=facts.known,
     )
 
 
@@ -304,6 +325,7 @@ def _verdict(found: Sequence[Simulated]) -> str:
 
 def in_words(one: Forecast) -> str:
     """Return the forecast in one line."""
+    one = one.shown()
     if one.total is None:
         return f"{one.mode}: never ends"
     words = [f"{one.mode}: {one.total.show(show_seconds)}"]

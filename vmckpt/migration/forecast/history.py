@@ -69,7 +69,10 @@ def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tu
         found = Range(found.low * _TLS, found.high * _TLS)
     if connections > 1:
         found = Range(found.low, found.high * connections)
-    return found, f"default for QEMU's stream: {found.show(show_rate)}"
+    return found, (
+        "the bandwidth of QEMU's stream is unknown until a migration between these hosts has"
+        f" measured it; the mode is chosen for {found.show(show_rate)}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,8 @@ class Carried:
     later: Range
     """Bandwidth in later passes."""
     basis: tuple[str, ...]
+    known: bool = True
+    """Whether the bandwidth was measured: a default may be wrong by any factor on a busy host."""
 
 
 def bandwidth(
@@ -97,14 +102,15 @@ def bandwidth(
     seen = _unlimited(past)
     if link is None:
         first, said = (ceiling, words) if seen else (_NO_LINK, "the link was not measured")
-        return Carried(first=first, later=Range(first.low, fastest), basis=(said,))
+        later = Range(first.low, fastest)
+        return Carried(first=first, later=later, basis=(said,), known=bool(seen))
     narrow = Range(_NARROW.low * link.rate, _NARROW.high * link.rate)
     said = f"measured bandwidth of the link: {show_rate(link.rate)}"
     if narrow.high <= ceiling.low or (seen and min(seen) >= _FILLS * link.rate):
         return Carried(first=narrow, later=narrow, basis=(said,))
     both = Range(min(narrow.low, ceiling.low), min(narrow.high, ceiling.high))
     later = Range(both.low, min(narrow.high, fastest))
-    return Carried(first=both, later=later, basis=(said, words))
+    return Carried(first=both, later=later, basis=(said, words), known=bool(seen))
 
 
 def setup(past: Sequence[PastMove]) -> tuple[Range, str]:

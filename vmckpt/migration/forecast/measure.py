@@ -124,6 +124,7 @@ async def measure(
         stop=history.STOP,
         tail=memory.tail,
         link=link,
+        known=carried.known or _limited_by(policy.limits.bandwidth, carried.first),
         basis=(
             *memory.basis,
             *((f"link not measured: {link_error}",) if link_error else ()),
@@ -137,6 +138,11 @@ async def measure(
     if memory.tracked and remotes is not None:
         return await _track_longer(facts, remotes[0], guest, longer)
     return await _look_longer(facts, source, guest, remotes if memory.sampled else None, longer)
+
+
+def _limited_by(limit: float | None, stream: Range) -> bool:
+    """Return whether a limit, in bytes per second, is below any expected bandwidth. Pure."""
+    return limit is not None and limit <= stream.low
 
 
 def worthwhile_probe(facts: Facts, policy: Policy, probe: Seconds) -> Seconds | None:

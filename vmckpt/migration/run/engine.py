@@ -100,6 +100,8 @@ class Ending:
     error: str | None
     switched: Seconds | None = None
     """When the switch to post-copy was ordered; None if it was never ordered."""
+    switchover: Seconds | None = None
+    """How long the guest was paused for post-copy; None if unknown, or if it was not switched."""
 
 
 class Migration:
@@ -178,6 +180,7 @@ class Migration:
             warnings=tuple(self._tell.warnings),
             error=str(error) if error is not None and outcome is not Outcome.COMPLETED else None,
             switched=self._switched,
+            switchover=await self._migrations.switchover() if self._done.switched else None,
         )
 
     async def resume(self, order: MoveOrder) -> Ending:

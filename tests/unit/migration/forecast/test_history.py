@@ -95,3 +95,28 @@ def test_what_agents_carried_says_nothing_of_qemus_stream() -> None:
 
     told = history.stream((by_agents,), encrypted=False, connections=1)
     assert told[0] == history.STREAM
+
+
+@pytest.mark.parametrize(
+    ("seen", "past", "known"),
+    [
+        (link(5000), (), False),
+        (link(400), (), False),
+        (None, (), False),
+        (link(100), (), True),
+        (link(5000), (move(total=4, sent=900, rate=500),), True),
+        (None, (move(total=4, sent=900, rate=500),), True),
+        (link(5000), (move(sent=120, rate=100),), False),
+        (link(5000), (move(outcome="failed"),), False),
+    ],
+)
+def test_a_default_is_not_a_measurement(
+    seen: LinkSeen | None, past: tuple[PastMove, ...], known: bool
+) -> None:
+    """75 MiB/s was assumed on a busy host, and the move took five times as long as forecast."""
+    found = history.bandwidth(seen, past, encrypted=False, connections=1)
+
+    assert found.known is known
+    assert any("is unknown until a migration" in one for one in found.basis) is (
+        not known and seen is not None
+    )

@@ -7,7 +7,7 @@ import pytest
 from tests.support.builders import sample
 from tests.support.policies import policy
 from tests.support.worlds import facts
-from vmckpt.migration.forecast import service
+from vmckpt.migration.forecast import forecast, service
 from vmckpt.migration.forecast.forecast import Forecast, Range
 from vmckpt.migration.forecast.service import GuestForecast
 from vmckpt.migration.run.engine import Ending
@@ -83,3 +83,30 @@ def test_a_forecast_is_scored_by_libvirts_totals_where_there_are_any() -> None:
     assert not without["total"]["covered"]
     assert without["sent"]["covered"]
     assert service.score(OUTLOOK, Mode.HYBRID, ENDING) is None
+
+
+def test_a_forecast_from_defaults_shows_no_high_end() -> None:
+    guessed = replace(PRE, known=False)
+
+    assert forecast.in_words(guessed) == (
+        "precopy: 4.0 s or more, downtime 100 ms or more, sends 100 B or more"
+    )
+    told = guessed.as_json()
+    assert (told["total_ms"], told["downtime_ms"], told["bytes"]) == (
+        [4000.0, None], [100.0, None], [100, None],
+    )  # fmt: skip
+    assert (
+        forecast.in_words(PRE) == "precopy: 4.0 s to 6.0 s, downtime 100 ms to 300 ms, sends"
+        " 100 B to 200 B"
+    )
+
+
+def test_a_forecast_from_defaults_is_scored_as_it_was_shown() -> None:
+    outlook = GuestForecast(facts=facts(), forecasts=(replace(PRE, known=False),))
+    slow = replace(ENDING, totals=replace(ENDING.totals, total=Seconds(40.0)))  # type: ignore[type-var]
+    told = service.score(outlook, Mode.PRECOPY, slow)
+
+    assert told is not None
+    assert told["total"] == {
+        "expected": [4, None], "measured": 40.0, "covered": True, "width": None,
+    }  # fmt: skip

@@ -25,7 +25,7 @@ from vmckpt.migration import request as contract
 from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.model.events import Event
 from vmckpt.model.migration import JobPhase, Mode, Outcome
-from vmckpt.units import MIB
+from vmckpt.units import MIB, Seconds
 
 # A run that does not end is an error, not a test that hangs.
 pytestmark = pytest.mark.looptime(end=3000)
@@ -312,3 +312,10 @@ async def test_who_asks_for_a_resume_has_answered_a_policy_that_asks(more: str) 
     ending = await engine.resume(HYBRID)
     assert ending.outcome is Outcome.COMPLETED
     assert migrations.resumes == 1
+
+
+async def test_the_pause_for_the_switch_is_part_of_the_result() -> None:
+    ending = await move(hosts(statistics=None, paused_for=Seconds(0.2)))
+
+    assert ending.outcome is Outcome.COMPLETED
+    assert ending.switchover == pytest.approx(0.2)
