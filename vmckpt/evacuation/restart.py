@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vmckpt.errors import some
+from vmckpt.errors import run_doctor, some
 from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Rules, Tenant
 from vmckpt.evacuation.plan.inventory import FleetView, TravelMethod, started
@@ -48,13 +48,13 @@ def decide(task: Task, seen: FleetView) -> RestartPlan:
         elif known.way is not TravelMethod.OFFLINE:
             continue  # it is already running there
         elif silent := sorted(seen.silent):
-            why = f"it may be running on a host that does not answer: {', '.join(silent)}"
+            why = f"it may be running on a host that does not answer: {some(silent)}"
             left.append(
                 _left(
                     known.name,
                     task.host,
                     why,
-                    f"run vmckpt doctor {' '.join(silent)}, then start the guest",
+                    f"{run_doctor(silent)}, then start the guest",
                 )
             )
         else:

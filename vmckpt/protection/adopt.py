@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vmckpt.errors import BadInput, GuestLocked
+from vmckpt.errors import BadInput, GuestLocked, some
 from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import JournalStepLog, recorded
 from vmckpt.journal.records import NewOperation
@@ -41,7 +41,7 @@ def decide(guest: str, told: Mapping[str, ProtectionStatus], *, dead: bool) -> F
     sides = {name: one for name, one in told.items() if one.role and one.session}
     silent = sorted(name for name, one in told.items() if one.error is not None)
     if not sides:
-        unknown = f"; {' and '.join(silent)} cannot be queried" if silent else ""
+        unknown = f"; {some(silent)} cannot be queried" if silent else ""
         raise BadInput(f"{guest} is not protected{unknown}", hint="run vmckpt status")
     if any(one.moves is not False for one in sides.values()):
         raise GuestLocked(

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
+from vmckpt.errors import some
 from vmckpt.model.guest import GuestState
 from vmckpt.snapshot.guard import in_words
 from vmckpt.snapshot.request import Restored, Taken
@@ -118,7 +119,7 @@ def wrong_with_guest(
     if states:
         host, state = next(iter(states.items()))
         return f"the guest is {state.in_words} on {host}"
-    unknown = f"; no answer from {', '.join(silent)}" if silent else ""
+    unknown = f"; no answer from {some(silent)}" if silent else ""
     return f"the guest is not running on any host{' that answers' if silent else ''}{unknown}"
 
 

@@ -4,7 +4,13 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vmckpt.errors import GuestLocked, HostUnreachable, HypervisorError
+from vmckpt.errors import (
+    GuestLocked,
+    HostUnreachable,
+    HypervisorError,
+    run_doctor,
+    silent_hosts,
+)
 from vmckpt.hypervisor import domains, storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.storage import User
@@ -62,12 +68,11 @@ def require_exclusive(
             )
     silent = {one.host: one.error for one in heard if one.error is not None}
     if silent:
-        told = ", ".join(f"{name} ({error})" for name, error in silent.items())
         raise HostUnreachable(
-            f"{guest} may be running on a host that does not answer: {told}; nothing was changed",
+            f"{guest} may be running on a host that does not answer: {silent_hosts(silent)};"
+            " nothing was changed",
             host=next(iter(silent)),
-            hint=f"run vmckpt doctor {' '.join(silent)}, or restore the snapshot as another guest"
-            " with --as",
+            hint=f"{run_doctor(silent)}, or restore the snapshot as another guest with --as",
         )
 
 
