@@ -81,7 +81,7 @@ class Scene:
     done: float | None = None
     """Progress in the job's last sample, 0 to 1."""
     remaining: int | None = None
-    """Bytes that the job still has to send."""
+    """Number of bytes that the job still has to send."""
     entry: Mapping[str, Any] | None = None
     """The status of the selected protection; see app.protection.job_status."""
     snapshots: tuple[SnapshotNow, ...] = ()

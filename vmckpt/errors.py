@@ -14,8 +14,8 @@
      |    +-- HostKeyRefused      14   the host's ssh key is unknown or has changed
      +-- JournalError             16   the journal cannot be opened, read or written
      +-- OrphanedJobs             17   no live controller runs the job, or it does not respond
-     +-- GuestLocked              18   another operation holds a lock on the guest
-     +-- LeaseLost                19   another controller has taken over; nothing more was changed
+     +-- GuestLocked              18   a guest or host is locked, or its state forbids the request
+     +-- LeaseLost                19   a job or lease was lost to another process or host
      +-- MigrationFailed          20   the migration failed; the guest runs on the source or is off
      +-- PostcopyPaused           22   the guest waits on the target for the rest of its memory
      +-- Blocked                  21   preflight found blockers; nothing was changed
@@ -31,7 +31,7 @@
      |    +-- KeyRefused          43   the key is missing or is the wrong one
      |    +-- StoreFull           44   no space is left
      |    +-- NotInStore          45   the store has no such object
-     +-- CaptureFailed            50   no checkpoint was made; the guest is unchanged
+     +-- CaptureFailed            50   no checkpoint was made
      |    +-- CannotCapture       51   the guest cannot be captured now, or not by this method
      |    +-- StreamDamaged       52   QEMU's migration stream is invalid or incomplete
      +-- TimedOut                  1   another guest in the group did not reach the same step
@@ -152,7 +152,7 @@ class OrphanedJobs(VmckptError):
 
 
 class GuestLocked(VmckptError):
-    """Another operation holds a lock on the guest."""
+    """Another operation holds a lock on the guest or host, or its state forbids the request."""
 
     exit_code = 18
     interrupted: bool = False
@@ -160,7 +160,7 @@ class GuestLocked(VmckptError):
 
 
 class LeaseLost(VmckptError):
-    """Another controller has taken over; nothing more was changed."""
+    """This process lost its job, or this host its lease; nothing more was changed."""
 
     exit_code = 19
 
@@ -256,7 +256,7 @@ class NotInStore(StoreError):
 
 
 class CaptureFailed(VmckptError):
-    """No checkpoint was made; the guest is unchanged."""
+    """No checkpoint was made; unless the message says otherwise, the guest is unchanged."""
 
     exit_code = 50
 

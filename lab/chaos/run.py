@@ -53,7 +53,7 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     """Outcomes that the controllers reported; "killed" for killed controllers."""
     rightly_gone: int = 0
-    """Guests that were lost with their host or QEMU, as expected, with intact disks."""
+    """Number of guests that were lost with their host or QEMU, as expected, with intact disks."""
     histories: int = 0
     """Histories of clients that were checked for linearizability, one per operation."""
     history_operations: int = 0

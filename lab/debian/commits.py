@@ -20,7 +20,7 @@ class Database:
     sums: Sequence[int]
     """Balances of pgbench's accounts, tellers, branches and history: equal in every transaction."""
     broken_pages: int
-    """Pages whose checksum was wrong when they were read."""
+    """Number of pages whose checksum was wrong when they were read."""
 
 
 def acknowledged(text: str) -> list[tuple[int, float]]:

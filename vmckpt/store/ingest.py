@@ -74,7 +74,7 @@ class Counts:
     zero: int = 0
     same: int = 0
     new: int = 0
-    """Bytes passed to the store; the store may already contain some of them."""
+    """Number of bytes passed to the store; the store may already contain some of them."""
 
 
 class Table:

@@ -60,7 +60,7 @@ class _Request:
     status: bool
     """Whether the request is for block status rather than data."""
     left: int = 0
-    """Bytes that no reply has covered yet."""
+    """Number of bytes that no reply has covered yet."""
     buffer: bytearray | None = None
     extents: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     error: str | None = None

@@ -42,7 +42,7 @@ class State:
     broken_for: Seconds
     """How long the stream has been broken; 0 if it is not broken."""
     attempts: int
-    """Attempts to resume since the stream broke."""
+    """Number of attempts to resume since the stream broke."""
     last_attempt: Seconds | None
     """How long ago the last attempt ended; None if there was none."""
 

@@ -34,7 +34,7 @@ class PassSeen:
     size: int
     """Largest number of bytes left in any sample of the pass: about what was dirty at its start."""
     sent_before: int
-    """Bytes sent before this pass. A pass sends less than its size, as zero pages cost little."""
+    """Number of bytes sent before this pass. A pass sends less than its size if pages are zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
