@@ -306,3 +306,15 @@ def test_moves_over_slow_and_fast_links_by_all_kinds_of_guests(bench: Bench) -> 
             assert (done.code, kind, rate) == (0, kind, rate), done.err
             assert bench.ledgers() == WHOLE, (kind, rate)
         bench.good("lab", "remove", "web1", "--name", bench.plan.name)
+
+
+def test_the_report_of_a_copied_disk_counts_the_disk_as_its_forecast_does(bench: Bench) -> None:
+    bench.guest(dirty=CALM, private_disk=True)
+    done = migrate(bench, "beta", "--copy-storage", "full", "--mode", "precopy")
+
+    assert done.code == 0, done.err
+    sent, stats = done.json["forecast"]["score"]["sent"], ("--completed", "--rawstats")
+    told = bench.inside("beta", "virsh", "domjobinfo", "web1", *stats)
+    (memory,) = [int(line.split()[1]) for line in told.splitlines() if "memory_processed" in line]
+    assert sent["measured"] == done.json["bytes_transferred"] > memory
+    assert sent["covered"]

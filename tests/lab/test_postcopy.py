@@ -11,6 +11,7 @@ import pytest
 
 from tests.lab.bench import SLOW, WHOLE, Bench, Done, answers, finish, first_line, until
 from vmckpt_lab import network
+from vmckpt_lab.machine_speed import slowness
 
 # Over SLOW its 96 MiB are dirty again after each pass: only post-copy ends it.
 HOT = {"memory": "224MiB", "dirty": "96MiB@60MiB/s"}
@@ -49,6 +50,8 @@ def test_what_pre_copy_cannot_end_post_copy_ends(bench: Bench) -> None:
     assert actions(done) == ["switch to post-copy"]
     assert done.json["decisions"][0]["rule"] == "pre-copy does not pay off"
     assert done.json["switched_ms"] > 1000
+    # Clients also wait for pages.
+    assert 0 < done.json["downtime_ms"] < done.json["observed_downtime_ms"] + 1000 * slowness()
     at_home_on_beta(bench)
 
 

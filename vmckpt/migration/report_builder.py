@@ -11,8 +11,8 @@ from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import Setting
 from vmckpt.migration.run.engine import Ending
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.migration import Outcome
-from vmckpt.units import Seconds
+from vmckpt.model.migration import JobTotals, Outcome
+from vmckpt.units import Bytes, Seconds
 
 _NOTHING = Seconds(0.0)
 
@@ -55,7 +55,7 @@ def carried_out(
         driver=ending.driver,
         began=ending.began,
         elapsed=ending.elapsed,
-        totals=ending.totals,
+        totals=_with_disks(ending.totals, plan.copies.travels),
         observed_downtime=observed,
         samples=ending.samples,
         decisions=ending.decisions,
@@ -68,6 +68,13 @@ def carried_out(
         removed=tidied.removed,
         stays=tidied.stays,
     )
+
+
+def _with_disks(totals: JobTotals | None, disks: Bytes) -> JobTotals | None:
+    """Return the final statistics with the bytes of copied disks, which libvirt leaves out."""
+    if totals is None:
+        return None
+    return replace(totals, transferred=Bytes(totals.transferred + disks))
 
 
 def _beside(plan: Plan, ending: Ending) -> dict[str, Any] | None:

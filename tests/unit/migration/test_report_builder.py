@@ -14,7 +14,7 @@ from vmckpt.migration.request import Setting
 from vmckpt.migration.run.engine import Ending
 from vmckpt.model.disk import CopyPlan, DiskCopy
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.migration import Driver, Mode, Outcome
+from vmckpt.model.migration import Driver, JobTotals, Mode, Outcome
 from vmckpt.units import MIB, Bytes, Seconds
 
 SETTING = Setting(source=HOST, target=replace(HOST, name="beta"), policies=(), outside=None)
@@ -84,3 +84,13 @@ def test_a_guest_that_stayed_has_left_nothing_behind() -> None:
 
     assert (told.error, told.left_behind) == ("no room", ())
     assert told.warnings[-1] == "/pool/vda on beta is still there"
+
+
+def test_copied_disks_count_as_sent_although_libvirts_statistics_lack_them() -> None:
+    totals = JobTotals(
+        total=Seconds(3.0), setup=None, downtime=None, iterations=1, transferred=Bytes(5 * MIB)
+    )
+    told = carried_out(replace(ENDING, totals=totals, switchover=Seconds(0.2)), Tidied())
+
+    assert told.transferred == 7 * MIB
+    assert told.downtime == 0.2

@@ -104,12 +104,16 @@ def score(outlook: GuestForecast, mode: Mode, ending: Ending) -> dict[str, Any] 
     expected = outlook.of(mode)
     if expected is None:
         return None
-    totals = ending.totals
-    last = ending.samples[-1].transferred if ending.samples else Bytes(0)
+    totals, disks = ending.totals, outlook.facts.disks
+    sent: Bytes | None = ending.samples[-1].transferred if ending.samples else Bytes(0)
+    if totals is not None:
+        sent = Bytes(totals.transferred + disks)  # libvirt's final statistics lack the disks
+    elif disks:
+        sent = None  # samples count the zeros of a disk, which are not sent
     measured = Measured(
         completed=ending.outcome is Outcome.COMPLETED,
         total=totals.total if totals is not None else ending.elapsed,
         downtime=totals.downtime if totals is not None else None,
-        sent=totals.transferred if totals is not None else last,
+        sent=sent,
     )
     return choose_mode.score(expected, measured).as_json()

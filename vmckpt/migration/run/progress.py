@@ -289,10 +289,5 @@ class ProgressTracker:
         return Seconds(max(_SHORTEST, min(INTERVAL, last.remaining / last.bandwidth)))
 
     def numbered(self, totals: JobTotals) -> JobTotals:
-        """Return the totals with passes numbered as in the samples, and with copied disks.
-
-        libvirt counts copied disks only in the statistics of the running job.
-        """
-        sent = max((totals.transferred, *(one.transferred for one in self.samples)))
-        passes = self._counter.number(totals.iterations)
-        return dataclasses.replace(totals, iterations=passes, transferred=sent)
+        """Return the totals with passes numbered as in the samples."""
+        return dataclasses.replace(totals, iterations=self._counter.number(totals.iterations))

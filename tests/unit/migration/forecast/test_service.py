@@ -110,3 +110,15 @@ def test_a_forecast_from_defaults_is_scored_as_it_was_shown() -> None:
     assert told["total"] == {
         "expected": [4, None], "measured": 40.0, "covered": True, "width": None,
     }  # fmt: skip
+
+
+def test_copied_disks_count_as_sent_as_they_do_in_the_forecast() -> None:
+    """1.9 GiB were forecast and sent; the report compared them with the memory alone."""
+    outlook = GuestForecast(facts=replace(facts(), disks=Bytes(40)), forecasts=(PRE,))
+    told = service.score(outlook, Mode.PRECOPY, ENDING)
+    assert told is not None
+    assert told["sent"]["measured"] == 190
+
+    after_post_copy = service.score(outlook, Mode.PRECOPY, replace(ENDING, totals=None))
+    assert after_post_copy is not None
+    assert after_post_copy["sent"] is None

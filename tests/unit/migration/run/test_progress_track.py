@@ -6,10 +6,10 @@ import pytest
 from tests.support.builders import sample
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.run import progress
-from vmckpt.migration.run.progress import UNKNOWN, PassHistory, ProgressTracker
-from vmckpt.model.migration import JobPhase, JobSample, JobTotals
+from vmckpt.migration.run.progress import PassHistory
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.policy.model import Stall
-from vmckpt.units import MIB, Bytes, Seconds
+from vmckpt.units import MIB, Seconds
 
 STALL = Stall(window=Seconds(10.0), margin=0.04, smoothing=0.5)
 
@@ -148,17 +148,3 @@ def test_what_shrinks_and_how_long_a_pause_would_be() -> None:
     assert second.shrink == pytest.approx(0.4)
     # 40 MiB take 0.4 s over 100 MiB/s; 20 MiB are dirty again by then.
     assert replace(second, curve=curve).downtime == pytest.approx(0.2)
-
-
-def test_copied_disks_count_as_sent_although_the_final_statistics_lack_them() -> None:
-    """1.9 GiB were forecast and sent; the report compared them with the memory alone."""
-    tracker = ProgressTracker(UNKNOWN, Stall())
-    tracker.begin(Seconds(0.0))
-    tracker.take(sample(1.0, iteration=1, transferred=1900 * MIB))
-    totals = JobTotals(
-        total=Seconds(3.0), setup=None, downtime=None, iterations=1, transferred=Bytes(473 * MIB)
-    )
-
-    assert tracker.numbered(totals).transferred == 1900 * MIB
-    more = replace(totals, transferred=Bytes(2000 * MIB))
-    assert tracker.numbered(more).transferred == 2000 * MIB
