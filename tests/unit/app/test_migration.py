@@ -123,7 +123,8 @@ async def test_a_protected_guest_is_refused_before_its_host_is_found(
 
     async def guests(_: Inventory) -> object:
         try:
-            return await asyncio.sleep(60.0)
+            await asyncio.sleep(60.0)
+            return [], {}
         finally:
             ended.append(True)
 

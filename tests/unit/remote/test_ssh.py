@@ -72,6 +72,7 @@ async def test_small_messages_do_not_wait_for_each_other(sshd: Sshd, remote: Rem
     assert remote._client is not None
     transport = remote._client.get_transport()
     assert transport is not None
+    assert isinstance(transport.sock, socket.socket)
     assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
