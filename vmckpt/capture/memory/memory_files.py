@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vmckpt.capture.memory import ram_blocks
 from vmckpt.capture.memory.write_tracking import MemoryRange
 from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import CannotCapture
@@ -61,7 +62,7 @@ class MemoryFile:
 def files(
     monitor: Commands, process: HeldProcess, *, memfd: bool = False
 ) -> tuple[MemoryFile, ...]:
-    """Return the files of a guest's memory. Open the files only while `process` is held.
+    """Return the files of a guest's memory, by name. Open them only while `process` is held.
 
     `memfd`: also return memory in a memfd, for which QEMU's migration is not used. Raises
     CannotCapture if some memory is not in a usable file, HypervisorError, OSError.
@@ -69,7 +70,22 @@ def files(
     backends: list[dict[str, Any]] = monitor.ask("query-memdev")
     if not backends:
         raise _cannot(monitor, "its memory", _REASONS["memory-backend-ram"])
+    # QEMU lists them in an order that depends on all its objects, and may change at any time.
+    backends = sorted(backends, key=lambda backend: str(backend.get("id", "")))
     return tuple(_file(monitor, process, backend, memfd=memfd) for backend in backends)
+
+
+def names(monitor: Commands) -> set[str]:
+    """Return the names of a guest's memory backends. Raises HypervisorError."""
+    return {str(one.get("id", "")) for one in monitor.ask("query-memdev")}
+
+
+def replugged(monitor: Commands) -> CannotCapture:
+    """Return the error for memory that was plugged in or unplugged during a capture."""
+    return CannotCapture(
+        f"{monitor.name} on {monitor.host}: memory was plugged in or unplugged during the capture",
+        hint="take the snapshot again",
+    )
 
 
 def _file(
@@ -79,7 +95,7 @@ def _file(
     path = f"/objects/{name}"
     kind = str(monitor.ask("qom-get", path=path, property="type"))
     if kind == _MEMFD and memfd and backend.get("share"):
-        found = _mapped(process.pid, int(backend["size"]), "/memfd:")
+        found = _memfd(monitor, process.pid, name, int(backend["size"]))
         if found is None:
             raise _cannot(monitor, f"the memfd of its memory {name!r}", "is not mapped by QEMU")
         return MemoryFile((name, path), int(backend["size"]), found, process)
@@ -111,21 +127,38 @@ def _cannot(monitor: Commands, what: str, why: str, *, hint: str = _PREPARE) -> 
     return CannotCapture(f"{monitor.name} on {monitor.host}: {what} {why}", hint=hint)
 
 
+def _memfd(monitor: Commands, process: int, name: str, size: int) -> Path | None:
+    """Find the mapping of a backend's memfd. Returns its path in /proc; None: not found.
+
+    Other backends may have memfds of the same size and name; then the address decides.
+    """
+    found = [one for one, path in _mappings(process, size) if path.startswith("/memfd:")]
+    if len(found) > 1:
+        start = ram_blocks.address(monitor, name)
+        found = [one for one in found if start == int(one.name.partition("-")[0], 16)]
+    return found[0] if len(found) == 1 else None
+
+
 def _mapped(process: int, size: int, path: str) -> Path | None:
     """Find the process's mapping of `size` bytes whose file is, or was, at or below `path`.
 
     Returns the mapping's path in /proc; None if there is no such mapping.
     """
-    best = None
+    below = f"{path.rstrip('/')}/"
+    found = [one for one, file in _mappings(process, size) if f"{file}/".startswith(below)]
+    return found[-1] if found else None
+
+
+def _mappings(process: int, size: int) -> Iterator[tuple[Path, str]]:
+    """Yield the shared mappings of `size` bytes: the path in /proc, and that of the file."""
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
         # Only mappings that QEMU can write to are used, so that our writes give QEMU no new access.
         if len(words) < 6 or not words[1].startswith("rw") or "s" not in words[1]:
             continue
         start, end = (int(word, 16) for word in words[0].split("-"))
-        if end - start == size and words[5].removesuffix(" (deleted)").startswith(path):
-            best = Path(f"/proc/{process}/map_files/{words[0]}")
-    return best
+        if end - start == size:
+            yield Path(f"/proc/{process}/map_files/{words[0]}"), words[5].removesuffix(" (deleted)")
 
 
 def shared_file(maps: str, process: HeldProcess, one: MemoryRange) -> MemoryFile | None:
@@ -191,9 +224,13 @@ def room() -> Bytes:
     Raises OSError.
     """
     stat = os.statvfs(host_directories.SHM)
+    return Bytes(min(stat.f_bavail * stat.f_frsize, available()))
+
+
+def available() -> Bytes:
+    """Return how much memory of the host is available."""
     found = _MEMORY.search(Path("/proc/meminfo").read_text())
-    free = int(found[1]) << 10 if found else 0
-    return Bytes(min(stat.f_bavail * stat.f_frsize, free))
+    return Bytes(int(found[1]) << 10 if found else 0)
 
 
 def watch(folder: Path, process: int) -> None:

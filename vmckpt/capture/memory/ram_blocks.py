@@ -25,7 +25,8 @@ _ADDRESS = re.compile(r"Host virtual address for 0x[0-9a-f]+ \((.+)\) is 0x([0-9
 # Option ROMs of cards, ROMs of fw_cfg (ACPI tables and their loader), and the legacy option ROMs.
 _CONSTANT = re.compile(r"/rom@.+|.+\.rom")
 _MAIN = "pc.ram"
-_OBJECTS = "/objects/"
+OBJECTS = "/objects/"
+"""Stands before the name of a memory backend in some names of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class RamBlocks:
     """All blocks whose content must be replicated."""
 
     guest: tuple[RamBlock, ...]
-    """The guest's memory, in the order of `query-memdev`."""
+    """The guest's memory, by name: `query-memdev` has no order that lasts."""
     private: tuple[RamBlock, ...]
     """Other blocks, such as video memory and flash."""
 
@@ -78,11 +79,19 @@ def find(monitor: Commands, process: HeldProcess) -> RamBlocks:
         if not is_mapped(maps, block.range):
             raise CannotTrack(process.pid, Why.NOT_FOUND, f"{name} at {start:#x}")
         found.append(block)
-    by_name = {one.name.removeprefix(_OBJECTS): one for one in found}
-    guest = tuple(by_name[one] for one in backends if one in by_name)
+    by_name = {one.name.removeprefix(OBJECTS): one for one in found}
+    guest = tuple(by_name[one] for one in sorted(backends) if one in by_name)
     if len(guest) != len(backends):
         raise CannotTrack(process.pid, Why.NOT_FOUND, ", ".join(backends))
     return RamBlocks(guest, tuple(one for one in found if one not in guest))
+
+
+def address(monitor: Commands, name: str) -> int | None:
+    """Return the address in QEMU of a block that the guest sees; None if it is not known.
+
+    Raises HypervisorError.
+    """
+    return _start(monitor, name, regions(_hmp(monitor, "info mtree -f")))
 
 
 def _hmp(monitor: Commands, command: str) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from vmckpt.capture.memory import memory_files
+from tests.support.scratch_qemu import Scratch
+from vmckpt.capture.memory import memory_files, ram_blocks
 from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.write_tracking import MemoryRange
 from vmckpt.errors import CannotCapture
@@ -119,6 +120,48 @@ def test_a_memfd_is_found_for_what_needs_no_migration() -> None:
     os.close(made)
     with HeldProcess(os.getpid()) as process, pytest.raises(CannotCapture, match="is not mapped"):
         memory_files.files(monitor, process, memfd=True)
+
+
+DIMMS = tuple(
+    word
+    for number in range(3)
+    for word in (
+        "-object", f"memory-backend-memfd,id=memdimm{number},size=64M,share=on",
+        "-device", f"pc-dimm,id=dimm{number},memdev=memdimm{number}",
+    )
+)  # fmt: skip
+
+
+def test_memfds_of_the_same_size_are_told_apart() -> None:
+    """Else a standby with two such DIMMs or NUMA nodes would have both memories in one."""
+    more = ("-m", "slots=4,maxmem=1G", *DIMMS)
+    with Scratch(accelerator="tcg", more=more, waits=True) as guest, HeldProcess(
+        guest.pid
+    ) as held:  # fmt: skip
+        found = memory_files.files(guest, held, memfd=True)
+        assert [one.names[0] for one in found] == ["memdimm0", "memdimm1", "memdimm2", "pc.ram"]
+        for number, one in enumerate(found[:3]):
+            opened = one.open(os.O_RDWR)
+            os.pwrite(opened, bytes([number + 1]), 0)
+            os.close(opened)
+        for one in guest.ask("query-memory-devices"):
+            at, name = one["data"]["addr"], one["data"]["id"]
+            told = guest.ask("human-monitor-command", **{"command-line": f"xp /1xb {at:#x}"})
+            assert int(told.split()[-1], 16) == int(name.removeprefix("dimm")) + 1
+
+
+def test_memory_has_an_order_that_other_objects_do_not_change() -> None:
+    """QEMU lists its objects in no order: standby and guest would mean different memory."""
+    more = ("-m", "slots=4,maxmem=1G", *DIMMS)
+    with Scratch(accelerator="tcg", more=more) as guest, HeldProcess(guest.pid) as held:
+        orders, told = [], set()
+        for number in range(24):
+            guest.tell("object-add", {"qom-type": "secret", "id": f"secret{number}", "data": "x"})
+            told.add(tuple(one["id"] for one in guest.ask("query-memdev")))
+            orders.append([one.names[0] for one in memory_files.files(guest, held, memfd=True)])
+        assert len(told) > 1, "else this test shows nothing"
+        assert {*map(tuple, orders)} == {("memdimm0", "memdimm1", "memdimm2", "pc.ram")}
+        assert [one.name for one in ram_blocks.find(guest, held).guest] == orders[0]
 
 
 def test_a_range_is_of_a_shared_file_or_of_none() -> None:
