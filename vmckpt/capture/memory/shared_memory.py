@@ -479,6 +479,7 @@ class SharedMemory:
                 standstill = PausedCapture(monitor, undo, drain)
                 comparing = partial(thread_call.start, self._compare, name="comparing")
                 found = standstill.take(comparing, _barrier(monitor, hooks))
+                self._require_same_memory()
                 hooks.captured()
             except BaseException:
                 drain.discard()
@@ -501,6 +502,13 @@ class SharedMemory:
             pause=Seconds(standstill.marks[-1][1] - standstill.marks[0][1]),
             phases={b[0]: Seconds(b[1] - a[1]) for a, b in pairwise(standstill.marks)},
         )  # fmt: skip
+
+    def _require_same_memory(self) -> None:
+        """Raise CannotCapture if memory was plugged in since the files were mapped: the device
+        state then refers to memory that was not captured."""
+        monitor = self._monitor
+        if memory_files.names(monitor) != {file.names[0] for file in self._files}:
+            raise memory_files.replugged(monitor)
 
     def _warm(self) -> list[Flags]:
         """Update the last copy while the guest is still running, so the pause is shorter.

@@ -88,6 +88,8 @@ class Tracked:
         """
         if not device_state.is_possible(monitor):
             raise CannotTrack(process.pid, Why.NOT_SUPPORTED)
+        self.backends = memory_files.names(monitor)
+        """Names of the guest's memory backends."""
         found = ram_blocks.find(monitor, process)
         self.guest, self.process = monitor.guest, process
         self.blocks = (*found.guest, *found.private)
@@ -300,6 +302,9 @@ class _Run:
             )
         monitor.tell("cont", {})
         self._mark("cont")
+        # After the pause, which this does not prolong: memory that came before it is seen as well.
+        if memory_files.names(monitor) != self._tracked.backends:
+            raise memory_files.replugged(monitor)
         hooks.captured()
 
     def write_late(self) -> None:

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.pipe_reader import Drain
-from vmckpt.capture.memory.shared_memory import PausedCapture, Resumed
+from vmckpt.capture.memory.shared_memory import PausedCapture, Resumed, SharedMemory
 from vmckpt.capture.migration_settings import Undo
-from vmckpt.errors import CaptureFailed
+from vmckpt.errors import CannotCapture, CaptureFailed
 
 UNDO = Undo(guest="u-1", capabilities={"x-ignore-shared": False}, bandwidth=0, runs=True, folder="")
 
@@ -125,6 +127,27 @@ def test_what_was_switched_for_it_is_put_back_before_it_runs() -> None:
     take(qemu)
     on, off = [at for at, what in enumerate(qemu.told) if what == "migrate-set-capabilities"]
     assert on < qemu.told.index("migrate") < off < qemu.told.index("cont")
+
+
+class Backends:
+    """A guest's memory, of which a capture has mapped some."""
+
+    host, name = "alpha", "web1"
+
+    def ask(self, command: str) -> list[dict[str, str]]:
+        assert command == "query-memdev"
+        return [{"id": "pc.ram"}, {"id": "memdimm0"}]
+
+
+def test_memory_that_came_during_a_capture_is_none_of_it() -> None:
+    memory = SharedMemory.__new__(SharedMemory)
+    memory._monitor = cast("Any", Backends())
+    files = [MemoryFile((name,), 4096, Path("/")) for name in ("memdimm0", "pc.ram")]
+    memory._files = tuple(files)
+    memory._require_same_memory()
+    memory._files = tuple(files[1:])
+    with pytest.raises(CannotCapture, match="plugged in or unplugged during the capture"):
+        memory._require_same_memory()
 
 
 def test_its_output_is_closed_before_the_comparison_is_waited_for() -> None:

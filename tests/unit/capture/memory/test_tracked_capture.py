@@ -1,5 +1,6 @@
 """A real guest's memory is captured by write tracking, and is exact at the last pause."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -180,6 +181,73 @@ def test_a_guest_that_was_paused_meanwhile_stays_paused(
         with pytest.raises(CaptureFailed, match="no longer running: it is paused"):
             Taking(guest, process, tmp_path).take(tracked, first=True, **pausing)
         assert not guest.ask("query-status")["running"]
+
+
+def plug(guest: Scratch) -> None:
+    backend = {"qom-type": "memory-backend-ram", "id": "memdimm0", "size": 128 << 20}
+    guest.tell("object-add", dict[str, object](backend))
+    guest.tell("device_add", {"driver": "pc-dimm", "id": "dimm0", "memdev": "memdimm0"})
+
+
+@pytest.mark.parametrize("hook", ["ready", "barrier"])
+def test_a_capture_during_which_memory_is_plugged_in_is_none(
+    hook: str, kept: Kept, tmp_path: Path
+) -> None:
+    """The device state says that the memory is there, and the image does not have it."""
+    with (
+        Scratch(accelerator="tcg", private=True, more=("-m", "slots=2,maxmem=1G")) as guest,
+        HeldProcess(guest.pid) as process,
+    ):
+        taking = Taking(guest, process, tmp_path)
+        with (
+            Tracked(guest, process) as tracked,
+            pytest.raises(CannotCapture, match="plugged in or unplugged during the capture"),
+        ):
+            taking.take(tracked, first=True, **{hook: lambda: plug(guest)})
+        assert kept.state is None
+        assert guest.ask("query-status")["running"]
+        assert list(tmp_path.iterdir()) == []
+        with Tracked(guest, process) as tracked:
+            assert [one.name for one in tracked.blocks[:2]] == ["memdimm0", "pc.ram"]
+            taking.take(tracked, first=True)
+            assert taking.exact()
+
+
+def test_memory_that_is_plugged_in_between_two_snapshots_is_read_with_all_the_rest(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        Scratch(accelerator="tcg", private=True, more=("-m", "slots=2,maxmem=1G")) as guest,
+        HeldProcess(guest.pid) as process,
+    ):
+        taking = Taking(guest, process, tmp_path)
+        with Tracked(guest, process) as tracked:
+            taking.take(tracked, first=True)
+            lent = Lent(kept, os.dup(tracked.writes.descriptor))
+        plug(guest)
+        monkeypatch.setattr(tracker, "take", lambda *_: lent)
+        with Tracked(guest, process) as tracked:
+            assert lent.ended
+            assert tracked.number is None
+            assert tracked.why == "the layout of the guest's memory has changed"
+            taking.take(tracked, first=True)
+            assert taking.exact()
+
+
+class Lent:
+    """The tracking that a tracker lends."""
+
+    def __init__(self, kept: Kept, descriptor: int) -> None:
+        self.state, self.descriptor = kept.state, descriptor
+        self.ended = False
+
+    def __enter__(self) -> "Lent":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def end(self) -> None:
+        self.ended = True
 
 
 class Blocked:
