@@ -31,7 +31,7 @@ from vmckpt.replication.dirty_pages.finder import Changed, Pages
 from vmckpt.replication.primary import tracked_memory
 from vmckpt.replication.primary.copied_memory import CopiedMemory
 from vmckpt.replication.primary.epoch_capture import Capturer, DeviceStateCapturer
-from vmckpt.replication.primary.memory import Pause, Piece, ProtectedMemory
+from vmckpt.replication.primary.memory import Blocks, Pause, Piece, ProtectedMemory
 from vmckpt.replication.primary.network_buffer import Buffers
 from vmckpt.replication.primary.tracked_memory import TrackedMemory
 from vmckpt.replication.protocol.connection import PeerConnection
@@ -41,6 +41,14 @@ _APART = 0.1
 
 class Nothing:
     """A `memory.ProtectedMemory` that finds no changed pages, and takes no time."""
+
+    blocks: Blocks = ()
+
+    def look(self) -> Blocks:
+        return ()
+
+    def include(self, _pause: Pause) -> None:
+        pass
 
     def prepare(self) -> None:
         pass
@@ -102,9 +110,9 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
         private = [(one.name, one.range.size) for one in found_blocks.private]
         head = device_state.head_of(monitor, private)
         methods: dict[str, ProtectedMemory] = {
-            "write tracking": TrackedMemory(process, blocks, stack),
+            "write tracking": TrackedMemory(process, lambda: blocks, stack),
             "none": Nothing(),
-            "compare": CopiedMemory(files, folder, stack),
+            "compare": CopiedMemory(lambda: files, folder, stack),
         }
         owner = qemu_user.owner("qemu:///system", "")
         buffers = Buffers(monitor, network_hold.hold_facts(monitor).cards, folder, owner)

@@ -92,7 +92,7 @@ def _primary(
     mirrors: Any = SimpleNamespace(begin_again=lambda: do("mirrors"), end=lambda: do("no mirrors"))
     agent = _agent()
     parts: Any = SimpleNamespace(
-        monitor=monitor, memory=fakes.Quiet(), finder=None, logs=[], disks=None, buffers=output,
+        monitor=monitor, memory=fakes.Memory(), finder=None, logs=[], disks=None, buffers=output,
         capturer=Capturer(monitor, fakes.UNDO, finder=fakes.Finder(), output=output, logs=[],
                           still=lambda _: None),
         lease_holder=held_tenure, requests=fakes.Wishes(),

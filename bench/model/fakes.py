@@ -19,6 +19,7 @@ from vmckpt.replication.protocol.messages import (
     Heartbeat,
     Hello,
     HelloAck,
+    LayoutAck,
     Message,
 )
 from vmckpt.replication.session import Lease, ProtectionTerms, Session
@@ -294,7 +295,7 @@ class Buffers:
 class Devices:
     """The guest's devices, which never change. An unplugged card only removes filters."""
 
-    told, gone = False, ()
+    told, gone, dimms = False, (), ()
 
     def same(self) -> bool:
         return True
@@ -405,6 +406,12 @@ class Quiet:
         return lambda *_, **__: None
 
 
+class Memory(Quiet):
+    """The guest's memory, whose content is not modelled. The standby always has the same blocks."""
+
+    blocks = ()
+
+
 class Line:
     """One end of the connection. Messages are tuples with the sender's token."""
 
@@ -435,7 +442,7 @@ class Line:
             case End():
                 do("send", self._end, ("end", self._token(), message.why))
             case _:
-                pass  # refusals and heartbeats have no effect
+                pass  # refusals, heartbeats and memory layouts have no effect
 
     def seal(self, number: int, base: int, final: bool, captured: tuple[int, bool]) -> None:
         """Raises ConnectionLost."""
@@ -447,6 +454,8 @@ class Line:
 
     def expect(self, kind: type, _: object) -> Any:
         """Return the next message. Raises ConnectionLost, also for a message of another kind."""
+        if kind is LayoutAck:
+            return LayoutAck()
         found = self.receive(0)
         if not isinstance(found, kind):
             raise ConnectionLost("the other end says something else")

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.support.replicas import Ends, GuestDisk, GuestMemory, Qemu, session, two_ends, until
 from tests.support.staging import Disk, Ram
+from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
 from vmckpt.replication.backup.epoch_stage import Stage
 from vmckpt.replication.control_socket import Request, Requests
@@ -23,6 +24,7 @@ from vmckpt.replication.primary.memory import ProtectedMemory
 from vmckpt.replication.primary.parts import Parts
 from vmckpt.replication.primary.solo_permission import SoloPermission
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
+from vmckpt.replication.protocol.memory_layout import Dimm, Layout
 from vmckpt.replication.protocol.messages import (
     Ack,
     DeviceState,
@@ -31,6 +33,8 @@ from vmckpt.replication.protocol.messages import (
     Heartbeat,
     Hello,
     HelloAck,
+    LayoutAck,
+    MemoryLayout,
     Message,
     PageRequest,
     Pages,
@@ -63,6 +67,9 @@ class Peer:
         self.unheard: set[int] = set()
         """Epochs that it commits, and hangs up before it says so."""
         self.refuses: str | None = None
+        self.layouts: list[Layout] = []
+        self.has_no_room = False
+        """It takes no DIMMs."""
         self.away = False
         """It hangs up, and takes no calls."""
         self.mute = False
@@ -106,7 +113,11 @@ class Peer:
             if self.refuses is not None and isinstance(message, Hello):
                 line.send(PeerRefused(why=self.refuses))
                 return
-            if message is not None and not self._take(line, message):
+            if isinstance(message, MemoryLayout):
+                goes_on = self._fit(line, message)
+            else:
+                goes_on = message is None or self._take(line, message)
+            if not goes_on:
                 return
 
     def _take(self, line: PeerConnection, message: Message) -> bool:
@@ -134,6 +145,20 @@ class Peer:
                     line.send(message)  # it was heard
             case _:
                 raise AssertionError(message)
+        return True
+
+    def _fit(self, line: PeerConnection, message: MemoryLayout) -> bool:
+        layout = Layout.parse(message.data)
+        self.layouts.append(layout)
+        if self.has_no_room and layout.dimms:
+            line.send(PeerRefused(why="it has no room"))
+            return False
+        known = len(self.memory)
+        for _, size in layout.blocks[known:]:
+            self.memory.append(Ram(np.zeros((size // PAGE, 512), dtype=np.uint64)))
+        if len(self.memory) > known:
+            self.stage.use(self.memory)
+        line.send(LayoutAck())
         return True
 
     def _seal(self, line: PeerConnection, seal: EpochEnd) -> bool:
@@ -224,10 +249,16 @@ class Devices:
     def __init__(self) -> None:
         self.are_same = True
         self.gone: set[str] = set()
+        self.dimms: tuple[Dimm, ...] = ()
+        """Plugged in since, and nothing else."""
         self.told = False
         """libvirt has reported a change."""
         self.quick_looks = 0
         self.on_look: Callable[[], object] = lambda: None
+
+    def accept(self) -> None:
+        self.dimms = ()
+        self.are_same = True
 
     def same(self) -> bool:
         self.on_look()
@@ -318,7 +349,7 @@ class World:
 
     def __init__(self, ends: Ends, folder: Path, stack: ExitStack, terms: Session) -> None:
         self.events: list[str] = []
-        self.folder, self.ends = folder, ends
+        self.folder, self.ends, self.stack = folder, ends, stack
         self.memory = GuestMemory(folder, SIZES, stack)
         self.disk = GuestDisk(folder, 0, DISK, stack)
         self.qemu = Qemu(self.events)
@@ -327,7 +358,7 @@ class World:
         self.requests, self.status = Requests(), PrimaryStatus()
         self.leave = SoloPermission(needed=terms.needs_leave)
         self.devices = Devices()
-        seen = CopiedMemory(self.memory.files, folder, stack, aside=20)
+        seen = CopiedMemory(lambda: self.memory.files, folder, stack, aside=20)
         self.capturer = Capturer(seen, self.disk, self.events)
         self.parts: dict[str, Any] = {
             "monitor": self.qemu, "memory": seen, "capturer": self.capturer,

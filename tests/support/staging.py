@@ -15,10 +15,13 @@ import zstandard
 from numpy.typing import NDArray
 
 from vmckpt.capture.nbd.client import Piece
+from vmckpt.capture.qemu_stream.header import PAGE
+from vmckpt.errors import BadInput
 from vmckpt.replication.backup.epoch_stage import Stage
 from vmckpt.replication.backup.redo_log import DiskLog, put_writes
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.protocol import page_codec
+from vmckpt.replication.protocol.memory_layout import Dimm, Layout
 from vmckpt.replication.protocol.messages import DeviceState, EpochEnd, Pages, Part, Tally, Writes
 
 PAGES = (12, 5)
@@ -256,6 +259,21 @@ class Standby:
         self.folder, self.log = tmpfs / "stage", disk / "log"
         self.memory = [Ram(np.zeros((count, 512), dtype=np.uint64)) for count in PAGES]
         self.disks = [Disk(bytearray(size)) for size in DISKS]
+        self.dimms: list[Dimm] = []
+        self.full = False
+        """It takes no DIMMs."""
+
+    def fit(self, layout: Layout) -> bool:
+        """Get the DIMMs that it lacks. Returns whether it got any."""
+        known = {one.name for one in self.dimms}
+        new = [one for one in layout.dimms if one.name not in known]
+        if self.full and new:
+            raise BadInput("beta has no free memory")
+        for one in new:
+            self.dimms.append(one)
+            pages = np.zeros((one.size // PAGE, 512), dtype=np.uint64)
+            self.memory.append(Ram(pages))
+        return bool(new)
 
     def stage(self, steps: Steps | None = None) -> Stage:
         """An agent that starts."""

@@ -24,6 +24,18 @@ def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
     hypervisor_connection.once(uri, host, "starting the standby", call, changes=True)
 
 
+def plug(monitor: QmpMonitor, device: str) -> None:
+    """Plug a device into a guest that runs or waits. `device`: its XML.
+
+    Raises HypervisorError, OutcomeUnknown.
+    """
+
+    def call(domain: libvirt.virDomain) -> None:
+        domain.attachDeviceFlags(device, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+    monitor.on_domain("plugging in memory", call, changes=True)
+
+
 def names(*, host: str, uri: str = LOCAL) -> frozenset[str]:
     """Return the names of all guests of the host. Raises HypervisorError."""
 

@@ -88,11 +88,10 @@ def _run_beside(session: Session, folder: Path, requests: Requests, qemu: HeldPr
                 else LeaseClaim(session.lease, session.host, folder)
             )  # fmt: skip
             stack.callback(claim.close)
-            private = private_blocks(session)
             standby = stack.enter_context(
                 Standby(
                     monitor, session.disks, folder, session.owner, kept_in=memory_of(folder),
-                    private=None if private is None else [size for _, size in private],
+                    private=private_blocks(session),
                 )
             )  # fmt: skip
             stage = stack.enter_context(

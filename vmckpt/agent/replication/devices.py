@@ -3,6 +3,8 @@
 libvirt reports a device right after it was plugged in. A separate thread then immediately takes
 down the link of a new network card. To find changes that no event reports, the agent also compares
 the devices' names in each epoch, and all their properties every few seconds.
+
+If only DIMMs were plugged in, the standby can get the same DIMMs.
 """
 
 import hashlib
@@ -10,6 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
@@ -18,11 +21,13 @@ from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.lifecycle import Endings
 from vmckpt.replication.primary.new_nics import NewCards
+from vmckpt.replication.protocol.memory_layout import Dimm
 from vmckpt.util import atomic_file
 
 log = logging.getLogger("vmckpt.replica")
 
 _FILE = "devices"
+_PLUGGED = "plugged-memory"
 _PERIPHERAL = "/machine/peripheral"
 """QOM path of all devices with an ID; libvirt gives every device an ID."""
 
@@ -38,9 +43,13 @@ class Devices:
         known: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """`known`: the guest's `device_facts` when the standby was defined. None: use the devices
-        that the first agent finds. They are stored in `folder` for later agents."""
+        that the first agent finds. They are stored in `folder` for later agents, as are those that
+        the standby gets later. Raises OSError, ValueError."""
         self._monitor, self._file, self._new_cards = monitor, folder / _FILE, new_cards
-        self._endings, self._known = endings, known
+        self._endings = endings
+        self._known = dict(json.loads(self._file.read_text())) if self._file.exists() else known
+        self._now: Mapping[str, Any] = {}
+        self._dimms: tuple[Dimm, ...] = ()
         self._names: frozenset[str] | None = None
         self._seen: frozenset[str] = frozenset()
         self._told = threading.Event()
@@ -67,6 +76,21 @@ class Devices:
         """Return the names of devices that the guest no longer had at the last comparison."""
         return (self._names or frozenset()) - self._seen
 
+    @property
+    def dimms(self) -> tuple[Dimm, ...]:
+        """Return the DIMMs that the standby lacks, if this was the only difference at the last
+        complete comparison; otherwise ()."""
+        return self._dimms
+
+    def accept(self) -> None:
+        """Record that the standby now has the devices of the last complete comparison.
+
+        Raises OSError.
+        """
+        atomic_file.put(self._file, json.dumps(self._now))
+        self._known, self._dimms = self._now, ()
+        self._names = frozenset(self._now["names"])
+
     def same(self) -> bool:
         """Compare the devices completely, and take down the links of new network cards.
 
@@ -74,19 +98,15 @@ class Devices:
         """
         self._endings.keep()
         self._told.clear()
-        now = device_facts(self._monitor)
+        found = _Found.of(self._monitor)
+        self._now = now = found.facts()
         if self._known is None:
-            self._known = self._first(now)
+            self._known = now
+            atomic_file.put(self._file, json.dumps(now))
         self._names, self._seen = frozenset(self._known["names"]), frozenset(now["names"])
         self._cut(self._seen - self._names)
+        self._dimms = new_dimms(self._known, found)
         return bool(self._known["digest"] == now["digest"] and self._seen == self._names)
-
-    def _first(self, now: Mapping[str, Any]) -> Mapping[str, Any]:
-        try:
-            return dict(json.loads(self._file.read_text()))
-        except FileNotFoundError:
-            atomic_file.put(self._file, json.dumps(now))
-            return now
 
     def still(self) -> bool:
         """Compare only the devices' names, with one query. Takes down the links of new cards.
@@ -117,28 +137,76 @@ class Devices:
                 log.warning("taking down the link of %s failed: %s", device, exc)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A guest's devices, as QEMU lists them."""
+
+    names: frozenset[str]
+    pci: list[Any]
+    disks: list[Any]
+    memory: Mapping[str, int]
+    """Sizes in bytes, by kind."""
+    dimms: tuple[Dimm, ...]
+
+    @classmethod
+    def of(cls, monitor: Commands) -> Self:
+        """Raises HypervisorError."""
+        names = _names(monitor)
+        while True:
+            told = monitor.ask("query-memory-devices")
+            found = cls(
+                names=names, pci=monitor.ask("query-pci"), disks=monitor.ask("query-block"),
+                memory=monitor.ask("query-memory-size-summary"),
+                dimms=tuple(Dimm.from_qmp(one["data"]) for one in told if one["type"] == "dimm"),
+            )  # fmt: skip
+            names = _names(monitor)
+            if names == found.names:  # all answers are of one moment
+                return found
+
+    def facts(self) -> dict[str, Any]:
+        """See `device_facts`."""
+        return {"names": sorted(self.names), "digest": self.digest()}
+
+    def digest(self, less: int = 0) -> str:
+        """Return a digest of devices, disks and memory sizes.
+
+        `less`: bytes by which the plugged memory counts as smaller.
+        """
+        buses = [
+            sorted(
+                f"{one['bus']}.{one['slot']}.{one['function']} {one['id']}"
+                for one in bus["devices"]
+            )
+            for bus in self.pci
+        ]
+        disks = sorted(str(one.get("qdev") or one["device"]) for one in self.disks)
+        memory = dict(self.memory)
+        if less:
+            memory[_PLUGGED] = memory.get(_PLUGGED, 0) - less
+        told = json.dumps([buses, disks, memory], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()
+
+
 def device_facts(monitor: Commands) -> dict[str, Any]:
     """Return the guest's devices: their `names`, and a `digest` of what a standby must match.
 
     Raises HypervisorError.
     """
-    return {"names": sorted(_names(monitor)), "digest": _digest(monitor)}
+    return _Found.of(monitor).facts()
+
+
+def new_dimms(known: Mapping[str, Any], found: _Found) -> tuple[Dimm, ...]:
+    """Return the DIMMs that were plugged in, if that is the only difference; otherwise (). Pure.
+
+    `known`: the standby's `device_facts`.
+    """
+    names = frozenset(known["names"])
+    new = tuple(one for one in found.dimms if one.name not in names)
+    if found.names != names | {one.name for one in new}:
+        return ()
+    return new if known["digest"] == found.digest(sum(one.size for one in new)) else ()
 
 
 def _names(monitor: Commands) -> frozenset[str]:
     told = monitor.ask("qom-list", path=_PERIPHERAL)
     return frozenset(one["name"] for one in told if one["type"].startswith("child<"))
-
-
-def _digest(monitor: Commands) -> str:
-    """Return a digest of the guest's devices, disks and memory sizes."""
-    buses = [
-        sorted(
-            f"{one['bus']}.{one['slot']}.{one['function']} {one['id']}" for one in bus["devices"]
-        )
-        for bus in monitor.ask("query-pci")
-    ]
-    disks = sorted(str(one.get("qdev") or one["device"]) for one in monitor.ask("query-block"))
-    memory = monitor.ask("query-memory-size-summary")
-    told = json.dumps([buses, disks, memory], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()

@@ -37,7 +37,7 @@ from vmckpt.replication.primary.network_buffer import Buffers
 from vmckpt.replication.primary.new_nics import Commands
 from vmckpt.replication.primary.parts import Parts
 from vmckpt.replication.primary.solo_permission import SoloPermission
-from vmckpt.replication.primary.tracked_memory import TrackedMemory
+from vmckpt.replication.primary.tracked_memory import MemoryBlock, TrackedMemory
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.session import Session, memory_of, private_blocks
 from vmckpt.replication.status import PrimaryStatus
@@ -191,15 +191,18 @@ class _Agent:
         why = str(self._session.extra.get("finder_why", ""))
         if private_blocks(self._session) is None:
             self._status.finds(Finder.COMPARE, why)
-            files = memory_files.files(monitor, self._process)
-            return CopiedMemory(files, memory_of(self.folder), stack)
+            return CopiedMemory(
+                lambda: memory_files.files(monitor, self._process), memory_of(self.folder), stack
+            )
         tracker.end(monitor.guest)  # a snapshot may have been taken since `protect` examined it
         finder = Finder(self._session.extra.get("finder", Finder.WRITE_TRACKING))
         self._status.finds(finder, why or "the kernel reports written pages")
-        found = ram_blocks.find(monitor, self._process)
-        blocks = tracked_memory.blocks_of(found, self._process)
+
+        def find() -> list[MemoryBlock]:
+            return tracked_memory.blocks_of(ram_blocks.find(monitor, self._process), self._process)
+
         hot = tracked_memory.HOT_MOVE if self._session.moves else tracked_memory.HOT
-        return TrackedMemory(self._process, blocks, stack, hot=hot, finder=finder)
+        return TrackedMemory(self._process, find, stack, hot=hot, finder=finder)
 
     def _capturer(
         self, monitor: QmpMonitor, memory: ProtectedMemory, filters: Buffers,

@@ -177,7 +177,6 @@ class _Trial:
     def _begin(self, monitor: QmpMonitor) -> None:
         fleeces = self._make(monitor)
         where = {"host": self._session.host, "uri": self._session.uri}
-        private = private_blocks(self._session)
         with (
             QmpMonitor(self._uuid, **where) as copied,
             Standby(
@@ -185,7 +184,7 @@ class _Trial:
                 (),
                 self._folder,
                 self._session.owner,
-                private=None if private is None else [size for _, size in private],
+                private=private_blocks(self._session),
             ) as second,
         ):
             second.load(self._copy(monitor, fleeces, second))
@@ -273,7 +272,8 @@ class _Trial:
             began = time.monotonic()
             if stage.noted is not touched or stage.last is None:
                 raise CaptureFailed(
-                    f"{self._session.host} is receiving a full copy of {self._session.name}",
+                    f"{self._session.host} is receiving a full copy of {self._session.name}, or"
+                    " memory was plugged into the guest",
                     hint=f"try again when vmckpt status {self._session.name} shows the standby as"
                     " ready",
                 )

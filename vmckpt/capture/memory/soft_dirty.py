@@ -59,8 +59,9 @@ class SoftDirty:
         self._before: list[Entries] | None = None
         """The entries when the bits were last cleared; None: the bits are not cleared yet."""
         self._pagemap = self._clear_refs = -1
+        self._folder = proc / str(process.pid)
         try:
-            self._begin(proc / str(process.pid))
+            self._begin()
         except BaseException:
             self.close()
             raise
@@ -77,6 +78,21 @@ class SoftDirty:
             if descriptor >= 0:
                 os.close(descriptor)
         self._pagemap = self._clear_refs = -1
+
+    def extend(self, ranges: Sequence[MemoryRange]) -> None:
+        """Track these ranges: those until now, and others, all of whose pages count as written.
+
+        Raises CannotTrack; then only the ranges until now are tracked.
+        """
+        self._require_anonymous([one for one in ranges if one not in self._ranges])
+        if self._before is not None:
+            known = dict(zip(self._ranges, self._before, strict=True))
+            # No entry is like this, so that all pages of a new range differ from it.
+            self._before = [
+                known[one] if one in known else np.full(one.size // PAGE, _PLACE, dtype=np.uint64)
+                for one in ranges
+            ]
+        self._ranges = tuple(ranges)
 
     def scan(self) -> list[Runs]:
         """Return, for each range, the pages that were written since the last collection.
@@ -100,23 +116,29 @@ class SoftDirty:
         self._before = now
         return written
 
-    def _begin(self, folder: Path) -> None:
-        pid = self._process.pid
+    def _begin(self) -> None:
+        pid, folder = self._process.pid, self._folder
         if not is_supported():
             raise CannotTrack(pid, Why.NO_SOFT_DIRTY)
         try:
             # Both calls need the permission to trace QEMU.
             self._pagemap = os.open(folder / "pagemap", os.O_RDONLY | os.O_CLOEXEC)
             self._clear_refs = os.open(folder / "clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-            maps = (folder / "maps").read_text()
         except OSError as exc:
             raise self._failed(exc) from exc
         try:
             fcntl.flock(self._clear_refs, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             raise CannotTrack(pid, Why.IN_USE) from exc
-        if not all(is_anonymous(maps, one) for one in self._ranges):
-            raise CannotTrack(pid, Why.NOT_ANONYMOUS)
+        self._require_anonymous(self._ranges)
+
+    def _require_anonymous(self, ranges: Sequence[MemoryRange]) -> None:
+        try:
+            maps = (self._folder / "maps").read_text()
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        if not all(is_anonymous(maps, one) for one in ranges):
+            raise CannotTrack(self._process.pid, Why.NOT_ANONYMOUS)
 
     def _entries(self) -> list[Entries]:
         try:

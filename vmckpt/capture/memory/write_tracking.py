@@ -134,6 +134,14 @@ class WriteTracking:
         """The userfaultfd. The kernel removes the protection when its last duplicate is closed."""
         return self._descriptor
 
+    def extend(self, ranges: Sequence[MemoryRange]) -> None:
+        """Track these ranges: those until now, and others, all of whose pages count as written.
+
+        Raises CannotTrack; then only the ranges until now are tracked.
+        """
+        self._register([one for one in ranges if one not in self._ranges])
+        self._ranges = tuple(ranges)
+
     def scan(self) -> list[Runs]:
         """Return, for each range, the pages that were written since they were last protected.
 
@@ -182,8 +190,11 @@ class WriteTracking:
             enable(self._descriptor)
         except OSError as exc:  # EINVAL: an unknown feature
             raise CannotTrack(pid, Why.OLD_KERNEL, exc.strerror or "") from exc
+        self._register(self._ranges)
+
+    def _register(self, ranges: Sequence[MemoryRange]) -> None:
         try:
-            for one in self._ranges:
+            for one in ranges:
                 whole = struct.pack("<QQQQ", one.start, one.size, _MODE_WP, 0)
                 fcntl.ioctl(self._descriptor, _REGISTER, whole)
         except OSError as exc:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -67,8 +68,8 @@ class Stage:
         of the disks.
         """
         self._folder, self._memory, self._disks = folder, tuple(memory), tuple(disks)
-        sizes = [len(one.pages) for one in self._memory], [one.size for one in self._disks]
-        self._standby = json.dumps([standby, *sizes])
+        self._process = standby
+        self._standby = self._identity()
         self._record: Record | None = None
         self._applied = True
         self._state: bytes | None = None
@@ -128,6 +129,29 @@ class Stage:
         if self._state is None:
             raise StageError("no epoch was committed: there is no device state")
         return self._state
+
+    def use(self, memory: Sequence[Memory]) -> None:
+        """Use other memory files from now on: memory was plugged into the standby.
+
+        The last committed epoch stays valid, since its guest does not know of the new memory. The
+        open epoch is discarded. Raises StageError; the standby then has no committed epoch for a
+        later agent.
+        """
+        self._must_be_applied()
+        self.discard()
+        self.noted = None
+        self._memory = tuple(memory)
+        self._standby = self._identity()
+        if self._record is not None:
+            record = replace(self._record, standby=self._standby)
+            with redo_log.explained(str(self._folder)):
+                redo_log.publish(record, self._folder / _RECORD, applied=True)
+            self._record = record
+
+    def _identity(self) -> str:
+        """Return what identifies the standby: its process, and the sizes of memory and disks."""
+        sizes = [len(one.pages) for one in self._memory], [one.size for one in self._disks]
+        return json.dumps([self._process, *sizes])
 
     def bulk(self, part: Part) -> None:
         """Apply a part of the first copy, epoch 0, to the standby immediately.

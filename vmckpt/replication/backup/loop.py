@@ -26,6 +26,7 @@ from vmckpt.replication.disks import resync
 from vmckpt.replication.primary import memory
 from vmckpt.replication.protocol import connection
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
+from vmckpt.replication.protocol.memory_layout import Layout
 from vmckpt.replication.protocol.messages import (  # fmt: skip
     HANDED_OVER,
     Ack,
@@ -35,6 +36,8 @@ from vmckpt.replication.protocol.messages import (  # fmt: skip
     Heartbeat,
     Hello,
     HelloAck,
+    LayoutAck,
+    MemoryLayout,
     Message,
     PageRequest,
     Pages,
@@ -232,6 +235,8 @@ class Backup:
                 line.send(resync.answer(message, self._standby.disks))
             case PageRequest():
                 line.send(memory.answer(message, self._standby.memory))
+            case MemoryLayout():
+                self._fit(line, message)
             case Pages() | Writes() | DeviceState():
                 (stage.take if message.epoch else stage.bulk)(message)
             case EpochEnd():
@@ -246,6 +251,19 @@ class Backup:
                         line.send(message)  # confirms that it arrived
             case _:
                 raise ValueError(f"the primary sent an unexpected {type(message).__name__}")
+
+    def _fit(self, line: PeerConnection, message: MemoryLayout) -> None:
+        """Make the standby's memory that of the guest, or refuse.
+
+        Raises ValueError, ConnectionLost, StageError.
+        """
+        try:
+            changed = self._standby.fit(Layout.parse(message.data))
+        except (VmckptError, OSError) as exc:
+            raise ValueError(f"the standby cannot get the guest's memory: {exc}") from exc
+        if changed:
+            self._stage.use(self._standby.memory)
+        line.send(LayoutAck())
 
     def _commit(self, line: PeerConnection, seal: EpochEnd) -> None:
         """Commit, acknowledge and apply the epoch; apply it even if the acknowledgement fails."""

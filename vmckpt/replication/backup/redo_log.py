@@ -118,8 +118,9 @@ class Record:
     standby: str
     """Identifies the standby's process, with the sizes of its memory and disks."""
 
-    def to_bytes(self) -> bytes:
-        return _PENDING + json.dumps(asdict(self)).encode()
+    def to_bytes(self, *, applied: bool = False) -> bytes:
+        mark = _APPLIED if applied else _PENDING
+        return mark + json.dumps(asdict(self)).encode()
 
     @staticmethod
     def load(path: Path) -> "tuple[Record, bool] | None":
@@ -140,10 +141,13 @@ class Record:
             raise damaged(str(path)) from exc
 
 
-def publish(record: Record, path: Path) -> None:
-    """Commit an epoch by writing its record atomically. Raises OSError."""
+def publish(record: Record, path: Path, *, applied: bool = False) -> None:
+    """Commit an epoch by writing its record atomically. `applied`: it is already applied.
+
+    Raises OSError.
+    """
     new = path.with_suffix(".new")
-    _write(new, record.to_bytes(), os.O_CREAT | os.O_TRUNC)
+    _write(new, record.to_bytes(applied=applied), os.O_CREAT | os.O_TRUNC)
     new.rename(path)
 
 

@@ -26,7 +26,7 @@ from vmckpt.capture.nbd import protocol as wire
 from vmckpt.capture.nbd.client import Client, _Request
 from vmckpt.capture.nbd.protocol import Place, Unix
 from vmckpt.capture.qemu_stream import device_state
-from vmckpt.errors import CaptureFailed, HypervisorError
+from vmckpt.errors import BadInput, CaptureFailed, HypervisorError
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
@@ -34,8 +34,9 @@ from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.backup import standby_xml
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.disks.write_log import Buffer, Record
+from vmckpt.replication.protocol.memory_layout import Dimm, Layout, difference
 from vmckpt.replication.session import Disk
-from vmckpt.units import MIB, Seconds
+from vmckpt.units import MIB, Bytes, Seconds, show_bytes
 
 _MOST_REQUESTS = 64
 _LONGEST = 1 << 30
@@ -168,6 +169,8 @@ _CAPABILITIES = {EVENTS: False}
 _PRIVATE = "private-"
 _PATIENCE = Seconds(10.0)
 _WAITS = "inmigrate"
+_EPOCHS = 512 * MIB
+"""Memory that must remain for epochs in flight."""
 
 
 def socket_of(folder: Path) -> Path:
@@ -185,19 +188,23 @@ class Standby:
 
     def __init__(
         self, monitor: QmpMonitor, disks: tuple[Disk, ...], folder: Path, owner: tuple[int, int],
-        *, private: Sequence[int] | None = None, kept_in: Path | None = None,
+        *, private: Sequence[tuple[str, int]] | None = None, kept_in: Path | None = None,
     ) -> None:  # fmt: skip
         """`folder`: the directory of the protection's files; `owner`: QEMU's user and group IDs.
 
-        `private`: sizes of the blocks that are loaded with the device state; None: QEMU's own
-        stream contains them. `kept_in`: the directory on tmpfs that has their content for later
-        agents; None: it is needed only by this object.
+        `private`: name and size of the blocks that are loaded with the device state; None: QEMU's
+        own stream contains them. `kept_in`: the directory on tmpfs that has their content for
+        later agents; None: it is needed only by this object.
         """
         self._monitor, self._disks, self._owner = monitor, disks, owner
         self._private, self._kept_in = private, kept_in
         self._socket = socket_of(folder)
         self._stack = ExitStack()
         self._state = -1
+        self._files: dict[str, Mapping] = {}
+        """The memory files, by name."""
+        self._loaded: list[Mapping] = []
+        """The private blocks."""
         self.memory: list[Mapping] = []
         """The standby's memory files, then the private blocks; writable."""
         self.disks: list[NbdWriter] = []
@@ -243,20 +250,52 @@ class Standby:
             monitor, {IGNORE_SHARED: without_shared, **_CAPABILITIES}
         )
 
-    def _map(self) -> None:
+    def fit(self, layout: Layout) -> bool:
+        """Plug in the DIMMs that the guest has and the standby lacks.
+
+        Returns whether `memory` has changed; new blocks are zero. Raises HypervisorError, also if
+        the memory is then not the guest's, BadInput if this host has too little memory,
+        CannotCapture if the memory cannot be mapped, OSError.
+        """
         monitor = self._monitor
+        told = monitor.ask("qom-list", path="/machine/peripheral")
+        there = {one["name"] for one in told}
+        for one in layout.dimms:
+            if one.name not in there:
+                _require_room(one, monitor.host)
+                nodes = standby_xml.has_nodes(monitor.described())
+                libvirt_side.plug(monitor, standby_xml.dimm(one, nodes=nodes))
+        before = len(self.memory)
+        if layout.dimms:
+            self._map_files()
+        private = self._private or ()
+        blocks = [*((name, one.size) for name, one in self._files.items()), *private]
+        if (why := difference(layout.blocks, blocks)) is not None:
+            raise HypervisorError(f"{monitor.name} on {monitor.host}: {why}", host=monitor.host)
+        return len(self.memory) != before
+
+    def _map(self) -> None:
+        for number, (_, size) in enumerate(self._private or ()):
+            self._loaded.append(self._mapped(self._private_file(number), size))
+        self._map_files()
+
+    def _map_files(self) -> None:
+        """Map the memory files that are not mapped yet."""
+        monitor, known = self._monitor, self._files
         memfd = self._private is not None
         with identity.require(monitor.guest, monitor.name, monitor.host) as process:
-            for file in memory_files.files(monitor, process, memfd=memfd):
-                self._map_file(file.open(os.O_RDWR), file.size)
-        for number, size in enumerate(self._private or ()):
-            self._map_file(self._private_file(number), size)
+            self._files = {
+                file.names[0]:
+                    known.get(file.names[0]) or self._mapped(file.open(os.O_RDWR), file.size)
+                for file in memory_files.files(monitor, process, memfd=memfd)
+            }  # fmt: skip
+        self.memory = [*self._files.values(), *self._loaded]
 
-    def _map_file(self, opened: int, size: int) -> None:
+    def _mapped(self, opened: int, size: int) -> Mapping:
         try:
             # On a full tmpfs, writing to a hole would kill this process in the middle of an epoch.
             os.posix_fallocate(opened, 0, size)
-            self.memory.append(self._stack.enter_context(Mapping(opened, size, write=True)))
+            return self._stack.enter_context(Mapping(opened, size, write=True))
         finally:
             os.close(opened)
 
@@ -339,6 +378,18 @@ class Standby:
                 f"{self._monitor.name} on {self._monitor.host} is in state {state!r} after loading"
                 " its device state"
             )
+
+
+def _require_room(one: Dimm, host: str) -> None:
+    """Raise BadInput if a host has too little memory for a DIMM."""
+    free = memory_files.available()
+    wanted = Bytes(one.size + _EPOCHS)
+    if free < wanted:
+        raise BadInput(
+            f"{host} has {show_bytes(free)} of free memory; the new memory of the guest needs"
+            f" {show_bytes(wanted)}, with what epochs in flight need",
+            hint="shut down another guest on that host, or unplug the memory",
+        )
 
 
 def go_on(monitor: QmpMonitor) -> None:

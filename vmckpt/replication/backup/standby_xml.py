@@ -8,10 +8,13 @@ from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import definition_text, domain_xml
+from vmckpt.replication.protocol.memory_layout import Dimm
 
 QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 MARK = domain_xml.STANDBY
 _WAITING = ("-incoming", "defer")
+_USERS = "ua-"
+"""Begins the aliases of devices that users have chosen."""
 
 
 def standby(
@@ -49,6 +52,8 @@ def share_memory(root: ET.Element) -> None:
     """
     backing = root.find("memoryBacking")
     backing = ET.SubElement(root, "memoryBacking") if backing is None else backing
+    for device in root.findall("devices/memory[@access]"):
+        device.set("access", "shared")
     access = backing.find("access")
     if access is not None and access.get("mode") == "shared" and _is_file(backing):
         return
@@ -59,6 +64,28 @@ def share_memory(root: ET.Element) -> None:
     ET.SubElement(backing, "access").set("mode", "shared")
     for cell in root.findall("cpu/numa/cell[@memAccess]"):
         cell.set("memAccess", "shared")
+
+
+def dimm(one: Dimm, *, nodes: bool) -> str:
+    """Return the XML of a DIMM that can be mapped, as the guest has it.
+
+    `nodes`: the guest has NUMA nodes.
+    """
+    device = ET.Element("memory", {"model": "dimm", "access": "shared"})
+    if one.name.startswith(_USERS):  # libvirt itself derives other names from the slot
+        ET.SubElement(device, "alias", {"name": one.name})
+    target = ET.SubElement(device, "target")
+    ET.SubElement(target, "size", {"unit": "b"}).text = str(one.size)
+    if nodes:
+        ET.SubElement(target, "node").text = str(one.node)
+    where = {"type": "dimm", "slot": str(one.slot), "base": f"{one.address:#x}"}
+    ET.SubElement(device, "address", where)
+    return ET.tostring(device, encoding="unicode")
+
+
+def has_nodes(xml: str) -> bool:
+    """Return whether a guest has NUMA nodes."""
+    return domain_xml.tree(xml, "domain").find("cpu/numa/cell") is not None
 
 
 def _is_file(backing: ET.Element) -> bool:

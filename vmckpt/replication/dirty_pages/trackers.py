@@ -22,6 +22,12 @@ class Tracker(Protocol):
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
 
+    def extend(self, ranges: Sequence[MemoryRange]) -> None:
+        """Track these ranges: those until now, and others, all of whose pages count as written.
+
+        Raises CannotTrack; then only the ranges until now are tracked.
+        """
+
     def scan(self) -> list[Runs]:
         """Return, for each range, the pages that were written since the last collection.
 

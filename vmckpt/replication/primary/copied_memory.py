@@ -5,7 +5,7 @@ changes takes time proportional to the memory size; see `tracked_memory` for a f
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers
 from vmckpt.capture.memory.shared_memory import Comparison
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder, Pages
-from vmckpt.replication.primary.memory import ASKED, Pause, Piece, cut, differing
+from vmckpt.replication.primary.memory import ASKED, Blocks, Pause, Piece, cut, differing
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.units import MIB
@@ -31,22 +31,51 @@ class CopiedMemory:
     """A guest's memory files and the last copy of each. See `memory.ProtectedMemory`."""
 
     def __init__(
-        self, files: Sequence[MemoryFile], folder: Path, stack: ExitStack, *, aside: int = ASIDE
-    ) -> None:
-        """Map the files and the copies in `folder` until `stack` is closed. Raises OSError.
+        self, find: Callable[[], Sequence[MemoryFile]], folder: Path, stack: ExitStack, *,
+        aside: int = ASIDE,
+    ) -> None:  # fmt: skip
+        """Map the guest's files and the copies in `folder` until `stack` is closed.
 
-        `aside`: maximum number of an epoch's pages to copy aside; see `CompareFinder`.
+        `find` returns the files; see `memory_files.files`. `aside`: maximum number of an epoch's
+        pages to copy aside; see `CompareFinder`. Raises OSError, and any error of `find`.
         """
+        self._find, self._folder, self._stack = find, folder, stack
+        self._found: tuple[MemoryFile, ...] = tuple(find())
         self.live: list[Mapping] = []
         self.last: list[Mapping] = []
-        for number, file in enumerate(files):
-            self.live.append(_live(file, stack))
-            copy = folder / f"last-{number}"
-            self.last.append(_copy(copy, file.size, stack))
-        self.stale: list[Flags] = [np.zeros(len(one.pages), dtype=np.bool_) for one in self.last]
+        self.stale: list[Flags] = []
         """For each file, the pages whose content on the backup is unknown."""
+        self._names: list[str] = []
+        self._use()
         self._finder = stack.enter_context(CompareFinder(self.live, self.last, most=aside))
         self.prepare = self._finder.prepare
+
+    def _use(self) -> None:
+        """Map the files that `look` found and that are not mapped yet. Raises OSError."""
+        known = dict(zip(self._names, zip(self.live, self.last, self.stale, strict=True),
+                         strict=True))  # fmt: skip
+        for file in self._found:
+            name = file.names[0]
+            if name not in known:
+                live = _live(file, self._stack)
+                last = _copy(self._folder / f"last-{name}", file.size, self._stack)
+                known[name] = live, last, np.zeros(len(last.pages), dtype=np.bool_)
+        self._names = [file.names[0] for file in self._found]
+        # The finder uses the same lists.
+        self.live[:], self.last[:], self.stale[:] = zip(
+            *(known[name] for name in self._names), strict=True
+        )
+
+    @property
+    def blocks(self) -> Blocks:
+        return tuple((name, one.size) for name, one in zip(self._names, self.live, strict=True))
+
+    def look(self) -> Blocks:
+        self._found = tuple(self._find())
+        return tuple((file.names[0], file.size) for file in self._found)
+
+    def include(self, _pause: Pause) -> None:
+        self._use()
 
     def begin(self) -> Comparison[list[Changed]]:
         return self._finder.begin()

@@ -43,6 +43,13 @@ class FirstCopy:
         self.status.copied(left, ready=False)
         # Disks usually take longer, and memory that is sent first would be outdated by the end.
         self._disks(line, sender)
+        self.memory_passes(sender, left)
+
+    def memory_passes(self, sender: Sender, left: int) -> None:
+        """Copy memory that the backup lacks. Returns once little is left, or early.
+
+        Arguments and errors: see `run`.
+        """
         passes, ready = 0, False
         while not self._ends and not (ready and (left < _FEW or passes > _PASSES)):
             self._drain(sender)

@@ -5,6 +5,7 @@ output is released; meanwhile the guest runs in the next epoch. A lost connectio
 protection: the next epoch that arrives contains everything that the backup lacks.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from typing import cast
 
 from vmckpt.capture.memory.page_diff import Flags
 from vmckpt.capture.memory.shared_memory import Resumed
+from vmckpt.capture.memory.write_tracking import CannotTrack
 from vmckpt.capture.migration_settings import ACTIVE
-from vmckpt.errors import HypervisorError, VmckptError
+from vmckpt.errors import CannotCapture, HypervisorError, VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.control_socket import Request
 from vmckpt.replication.dirty_pages.finder import Changed
@@ -23,24 +25,30 @@ from vmckpt.replication.primary import pacing
 from vmckpt.replication.primary.acknowledgement import await_ack, note
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.first_copy import FirstCopy
+from vmckpt.replication.primary.memory import Blocks
 from vmckpt.replication.primary.network_buffer import EARLY
 from vmckpt.replication.primary.pacing import Cycle
 from vmckpt.replication.primary.parts import Parts
 from vmckpt.replication.primary.sender import Sender
 from vmckpt.replication.protocol import connection
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
+from vmckpt.replication.protocol.memory_layout import Dimm, Layout
 from vmckpt.replication.protocol.messages import (
     End,
     EpochEnd,
     Heartbeat,
     Hello,
     HelloAck,
+    LayoutAck,
+    MemoryLayout,
     PeerRefused,
     WireError,
 )
 from vmckpt.replication.session import Session
 from vmckpt.replication.status import Phase
 from vmckpt.units import MIB, Bytes, Seconds
+
+log = logging.getLogger("vmckpt.replica")
 
 _CONNECT = Seconds(2.0)
 _ANSWER = Seconds(30.0)
@@ -172,7 +180,8 @@ class Primary:
             parts.requests.drop(Request.PLANNED)
             parts.guest.resume()
         if self._held:
-            if not self._same_devices():
+            # New memory is given to the standby once the agents are connected again.
+            if not (self._same_devices() or parts.devices.dimms):
                 self._wait_alone()
             self._keep()
         self._state = None
@@ -235,7 +244,8 @@ class Primary:
                 continue
             except _Replugged:
                 parts.guest.resume()
-                self._wait_alone()
+                self._abandon_flight()
+                self._adapt(line)
                 continue
             if final:
                 parts.guest.hand_over(line)
@@ -257,20 +267,21 @@ class Primary:
             raise ConnectionLost("the backup belongs to another session")
         parts.lease_holder.line = line
         self._agree(welcome.committed)
-        with parts.lease_holder.busy():
-            same = self._same_devices()
-        if not same:
-            self._wait_alone()
+        sender = Sender(line, parts.memory, parts.logs, self._session.terms.bandwidth)
+        self._adapt(line, _ANSWER)
+        if parts.requests.has(Request.END):
+            return sender
+        self._arrange(line, parts.memory.blocks, (), _ANSWER)
         parts.status.phase(Phase.COPYING)
         if welcome.committed == 0:
             self._begin_anew()
         with parts.lease_holder.busy():
             parts.memory.track(parts.capturer.pause)
         left = parts.memory.compare(line)
-        limit = self._session.terms.bandwidth
-        sender = Sender(line, parts.memory, parts.logs, limit)
         if welcome.committed == 0:
             self._first_copy.run(line, sender, left)
+            while self._adapt(line):
+                self._first_copy.memory_passes(sender, left)
         if not self._held:
             parts.buffers.add()
             parts.guest.note_unprotected(False)
@@ -391,7 +402,7 @@ class Primary:
                     return True
                 same = self._same_devices()
             if not same:
-                self._wait_alone()
+                self._adapt(line)
             self._keep()
             found = line.receive(poll_interval(left))
             if isinstance(found, PeerRefused | End):
@@ -418,10 +429,54 @@ class Primary:
         self._look_at_devices = now + _DEVICES
         return devices.same()
 
-    def _wait_alone(self) -> None:
+    def _adapt(self, line: PeerConnection, patience: Seconds | None = None) -> bool:
+        """Give the standby DIMMs that were plugged into the guest. Returns whether it got any.
+
+        If other devices differ, run unprotected until the protection ends. `patience`: how long to
+        wait for the backup; None: as long as output may wait. Raises ConnectionLost, WireError.
+        """
+        parts = self._parts
+        self._look_at_devices = time.monotonic() + _DEVICES
+        with parts.lease_holder.busy():
+            if parts.devices.same():
+                return False
+        dimms = parts.devices.dimms
+        if not dimms:
+            self._wait_alone()
+            return False
+        try:
+            with parts.lease_holder.busy():
+                blocks = parts.memory.look()
+            self._arrange(line, blocks, dimms, patience or self._session.terms.hold)
+            with parts.lease_holder.busy():
+                parts.memory.include(parts.capturer.pause)
+                parts.devices.accept()
+        except (CannotTrack, CannotCapture, OSError) as exc:
+            self._wait_alone(f"memory was plugged in: {exc}")
+            return False
+        names = ", ".join(one.name for one in dimms)
+        log.info("memory was plugged in, and the standby has it as well: %s", names)
+        return True
+
+    @staticmethod
+    def _arrange(
+        line: PeerConnection, blocks: Blocks, dimms: Sequence[Dimm], patience: Seconds
+    ) -> None:
+        """Make the standby have these blocks of memory. Raises ConnectionLost, WireError."""
+        line.send(MemoryLayout(data=Layout(blocks=blocks, dimms=tuple(dimms)).to_bytes()))
+        line.expect(LayoutAck, patience)
+
+    def _abandon_flight(self) -> None:
+        """Discard an epoch that was captured and not sent; the next one includes its changes."""
+        if self._flight is not None:
+            self._parts.memory.doubt(self._flight.flags)
+            self._flight = None
+        self._due = time.monotonic()
+
+    def _wait_alone(self, what: str = "a device was plugged or unplugged") -> None:
         """Run unprotected until the protection ends: the standby can no longer be used."""
         parts = self._parts
-        why = "a device was plugged or unplugged: run vmckpt unprotect, then vmckpt protect"
+        why = f"{what}: run vmckpt unprotect, then vmckpt protect"
         parts.status.devices_changed()
         self._until_unplugged()
         self._run_unprotected(why)

@@ -25,6 +25,8 @@ Piece = tuple[Numbers, Pages, Pages | None]
 """Page numbers, the pages' content, and the backup's content; None: the backup's is not known."""
 
 
+Blocks = tuple[tuple[str, int], ...]
+
 Pause = Callable[[Callable[[], object]], None]
 """Calls a function while the guest is paused, and resumes the guest afterwards."""
 
@@ -36,8 +38,25 @@ class ProtectedMemory(Protocol):
     send each piece of `pieces`, and report it to `sent`.
     """
 
+    @property
+    def blocks(self) -> Blocks:
+        """Name and size of each block, in bytes."""
+
+    def look(self) -> Blocks:
+        """Find the blocks that the guest has now. Returns them as `blocks` does.
+
+        Raises CannotTrack, CannotCapture, HypervisorError, OSError.
+        """
+
+    def include(self, pause: Pause) -> None:
+        """From now on, use the blocks that `look` found: those until now, and others.
+
+        The backup's content of the others is zero. Raises CannotTrack, HypervisorError, OSError.
+        """
+
     def track(self, pause: Pause) -> None:
-        """Start to find changes, if that has not happened yet. Call this before all others."""
+        """Start to find changes, if that has not happened yet. Call this before all others that
+        look at pages."""
 
     def prepare(self) -> None:
         """Prepare the search as far as possible before the pause."""

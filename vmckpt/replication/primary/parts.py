@@ -15,6 +15,7 @@ from vmckpt.replication.primary.memory import ProtectedMemory
 from vmckpt.replication.primary.network_buffer import Buffers
 from vmckpt.replication.primary.solo_permission import SoloPermission
 from vmckpt.replication.protocol.connection import PeerConnection
+from vmckpt.replication.protocol.memory_layout import Dimm
 from vmckpt.replication.status import PrimaryStatus
 
 
@@ -38,6 +39,14 @@ class Devices(Protocol):
     @property
     def gone(self) -> Collection[str]:
         """Names of devices that were missing at the last check."""
+
+    @property
+    def dimms(self) -> Sequence[Dimm]:
+        """The DIMMs that the standby lacks, if that was the only difference at the last full
+        check; otherwise ()."""
+
+    def accept(self) -> None:
+        """Record that the standby has the devices of the last full check."""
 
     def same(self) -> bool:
         """Return whether the devices still match the standby's. Takes down new cards' links."""

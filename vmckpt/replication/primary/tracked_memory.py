@@ -11,7 +11,7 @@ A page is *stale* from the moment in which a scan finds it written until it is s
 capture therefore loses nothing: the next one copies all stale pages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.capture.memory import memory_files, page_runs
+from vmckpt.capture.memory import memory_files, page_runs, ram_blocks
 from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.page_diff import Flags, Numbers
 from vmckpt.capture.memory.process_memory import ProcessMemory
-from vmckpt.capture.memory.ram_blocks import RamBlocks
+from vmckpt.capture.memory.ram_blocks import RamBlock, RamBlocks
 from vmckpt.capture.memory.write_tracking import MemoryRange
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
@@ -33,7 +33,7 @@ from vmckpt.model.epoch_cost import Finder
 from vmckpt.replication.dirty_pages import trackers
 from vmckpt.replication.dirty_pages.finder import Changed, Pages
 from vmckpt.replication.dirty_pages.hot_pages import HotPages
-from vmckpt.replication.primary.memory import Pause, Piece, cut, differing
+from vmckpt.replication.primary.memory import Blocks, Pause, Piece, cut, differing
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.units import MIB
@@ -57,6 +57,8 @@ _NO_PAGES: Pages = np.zeros((0, PAGE // 8), dtype=np.uint64)
 class MemoryBlock:
     """A block of the guest's memory in QEMU's address space."""
 
+    name: str
+    """The name of its memory backend, if it has one, as in `query-memdev`."""
     range: MemoryRange
     file: MemoryFile | None = None
     """The shared file that backs the block; None if the memory is private to QEMU."""
@@ -68,10 +70,12 @@ def blocks_of(found: RamBlocks, process: HeldProcess) -> list[MemoryBlock]:
     Raises OSError if the process has ended.
     """
     maps = Path(f"/proc/{process.pid}/maps").read_text()
-    return [
-        MemoryBlock(one.range, memory_files.shared_file(maps, process, one.range))
-        for one in (*found.guest, *found.private)
-    ]
+
+    def block(one: RamBlock) -> MemoryBlock:
+        file = memory_files.shared_file(maps, process, one.range)
+        return MemoryBlock(one.name.removeprefix(ram_blocks.OBJECTS), one.range, file)
+
+    return [block(one) for one in (*found.guest, *found.private)]
 
 
 @dataclass(slots=True)
@@ -91,18 +95,56 @@ class TrackedMemory:
     """A guest's memory, tracked until `stack` is closed. See `memory.ProtectedMemory`."""
 
     def __init__(
-        self, process: HeldProcess, blocks: Sequence[MemoryBlock], stack: ExitStack, *,
+        self, process: HeldProcess, find: Callable[[], Sequence[MemoryBlock]], stack: ExitStack, *,
         hot: int = HOT, finder: Finder = Finder.WRITE_TRACKING,
     ) -> None:  # fmt: skip
-        """`hot`: see `HOT`. `finder`: one of `trackers.BEST_FIRST`. Raises CannotTrack."""
-        ranges = [one.range for one in blocks]
-        self._memory = ProcessMemory(process, ranges)
-        self._files = [one.file for one in blocks]
+        """`find` returns the guest's blocks, see `blocks_of`. `hot`: see `HOT`. `finder`: one of
+        `trackers.BEST_FIRST`. Raises CannotTrack, and any error of `find`."""
+        self._process, self._find, self._hot = process, find, hot
+        self._found = self._tracked = tuple(find())
+        ranges = [one.range for one in self._tracked]
         self._writes = stack.enter_context(trackers.track(finder, process, ranges))
         # Every page counts as written until it is protected. What the backup has is not known.
         self._tracking = False
+        self._blocks: list[_Block] = []
+        self._use({})
+
+    def _use(self, known: Mapping[MemoryRange, _Block]) -> None:
+        """Read from the tracked blocks. `known`: what is known about some of them."""
+        ranges = [one.range for one in self._tracked]
+        self._memory = ProcessMemory(self._process, ranges)
+        self._files = [one.file for one in self._tracked]
         total = sum(one.size for one in ranges)
-        self._blocks = [_block(one, hot * one.size // total) for one in ranges]
+        self._blocks = [
+            known.get(one) or _block(one, self._hot * one.size // total) for one in ranges
+        ]
+
+    @property
+    def blocks(self) -> Blocks:
+        return tuple((one.name, one.range.size) for one in self._tracked)
+
+    def look(self) -> Blocks:
+        self._found = tuple(self._find())
+        return tuple((one.name, one.range.size) for one in self._found)
+
+    def include(self, pause: Pause) -> None:
+        ranges = [one.range for one in self._tracked]
+        known = dict(zip(ranges, self._blocks, strict=True))
+        self._writes.extend([one.range for one in self._found])
+        self._tracked = self._found
+        self._use(known)
+        if not self._tracking:
+            return
+        new = [index for index, one in enumerate(self._tracked) if one.range not in known]
+        pause(lambda: self._begin_tracking(new))
+
+    def _begin_tracking(self, new: Sequence[int]) -> None:
+        """Protect the pages of new blocks while the guest is paused. `new`: their numbers."""
+        populated = [self._populated(index) for index in new]
+        self._mark_written()
+        # All of their pages counted as written. Pages without data are zero, as on the backup.
+        for index, flags in zip(new, populated, strict=True):
+            self._blocks[index].stale = flags
 
     def track(self, pause: Pause) -> None:
         if not self._tracking:

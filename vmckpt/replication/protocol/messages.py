@@ -185,6 +185,25 @@ class End:
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLayout:
+    """The blocks of memory that later messages refer to by their numbers.
+
+    The primary sends this after HelloAck, and once memory was plugged into the guest.
+    """
+
+    kind: ClassVar[int] = 13
+    data: bytes
+    """A `memory_layout.Layout`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutAck:
+    """The standby has these blocks of memory. Blocks that it did not have before are zero."""
+
+    kind: ClassVar[int] = 14
+
+
 Part: TypeAlias = Pages | Writes | DeviceState
 """A part of an epoch."""
 Message: TypeAlias = (
@@ -200,6 +219,8 @@ Message: TypeAlias = (
     | PageRequest
     | PeerRefused
     | End
+    | MemoryLayout
+    | LayoutAck
 )
 
 
@@ -234,6 +255,8 @@ _FORMS = {
         _form(PageRequest, "iQI", "file first count"),
         _form(PeerRefused, "", "", "why"),
         _form(End, "", "", "why"),
+        _form(MemoryLayout, "", "", "data"),
+        _form(LayoutAck, "", ""),
     )
 }
 _TEXTS = ("session", "why")

@@ -1,7 +1,7 @@
 """Cards that are plugged in while a standby may take over send nothing until it is invalid."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +15,7 @@ from vmckpt.hypervisor.lifecycle import Endings
 from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.replication.primary import new_nics
 from vmckpt.replication.primary.new_nics import NewCards
+from vmckpt.replication.protocol.memory_layout import Dimm
 
 DOWN = """<domain><devices>
 <interface type='bridge'><alias name='net1'/><link state='down'/></interface>
@@ -32,6 +33,13 @@ class Guest(Qemu):
         self.memory = 1 << 30
         self.xml = "<domain/>"
         self.hangs: threading.Event | None = None
+        self.dimms: dict[str, int] = {}
+        """Sizes of DIMMs that it has or had."""
+        self.on_look: Callable[[], object] = lambda: None
+
+    def plug_memory(self, name: str, size: int = 1 << 27) -> None:
+        self.dimms[name] = size
+        self.names.add(name)
 
     def plug(self, name: str) -> None:
         self.names.add(name)
@@ -46,11 +54,30 @@ class Guest(Qemu):
                 return [{"name": "type", "type": "string"}, *devices]
             case "query-pci":
                 device = {"bus": 0, "slot": 3, "function": 0}
-                return [{"devices": [{**device, "id": "x"}] * len(self.names)}]
+                return [{"devices": [{**device, "id": "x"}] * len(self.names - {*self.dimms})}]
             case "query-block":
                 return []
             case "query-memory-size-summary":
-                return {"base-memory": self.memory}
+                plugged = sum(size for name, size in self.dimms.items() if name in self.names)
+                return {"base-memory": self.memory, "plugged-memory": plugged}
+            case "query-memory-devices":
+                self.on_look()
+                return [
+                    {
+                        "type": "dimm",
+                        "data": {
+                            "id": name,
+                            "size": size,
+                            "node": 0,
+                            "slot": 3,
+                            "addr": 1 << 32,
+                            "memdev": f"/objects/mem{name}",
+                            "hotplugged": True,
+                        },
+                    }
+                    for name, size in self.dimms.items()
+                    if name in self.names
+                ] + [{"type": "virtio-mem", "data": {"id": "virtiomem0", "size": 0}}]
             case _:
                 return super().ask(command, **arguments)
 
@@ -236,3 +263,63 @@ def test_a_link_that_cannot_be_set_is_tried_again_at_the_next_look(
     assert guest.links["net1"]
     assert not devices.still()
     assert not guest.links["net1"]
+
+
+DIMM = Dimm(name="dimm3", size=1 << 27, node=0, slot=3, address=1 << 32)
+
+
+def test_memory_that_is_plugged_in_is_no_other_machine_but_a_part_that_lacks(
+    guest: Guest, devices: Devices, tmp_path: Path, new_cards: NewCards, endings: Endings
+) -> None:
+    guest.plug_memory("dimm3")
+    assert not devices.still()
+    assert not devices.same()
+    assert [*devices.dimms] == [DIMM]
+    devices.accept()
+    assert [*devices.dimms] == []
+    assert devices.still()
+    assert devices.same()
+    before = {"names": ["disk0", "net0"], "digest": "of the standby's definition"}
+    with Devices(guest, tmp_path, new_cards, endings, known=before) as later:
+        assert later.same(), "a later agent knows that the standby got it"
+
+
+@pytest.mark.parametrize("more", ["a card", "a disk is gone", "memory of another size"])
+def test_memory_and_something_else_is_another_machine(
+    guest: Guest, devices: Devices, more: str
+) -> None:
+    guest.plug_memory("dimm3")
+    if more == "a card":
+        guest.plug("net1")
+    elif more == "a disk is gone":
+        guest.names.remove("disk0")
+    else:
+        guest.memory += 1 << 20
+    assert not devices.same()
+    assert devices.dimms == ()
+
+
+def test_memory_that_is_unplugged_is_another_machine(guest: Guest, devices: Devices) -> None:
+    guest.plug_memory("dimm3")
+    assert not devices.same()
+    devices.accept()
+    guest.names.remove("dimm3")
+    assert not devices.still()
+    assert not devices.same()
+    assert devices.dimms == ()
+    assert devices.gone == {"dimm3"}
+
+
+def test_memory_that_is_plugged_in_during_a_look_is_all_seen(
+    guest: Guest, devices: Devices
+) -> None:
+    """Else its name would be there and its size not, as if something else had changed."""
+    names = ["dimm4", "dimm3"]
+
+    def plug() -> None:
+        if names:
+            guest.plug_memory(names.pop())
+
+    guest.on_look = plug
+    assert not devices.same()
+    assert {one.name for one in devices.dimms} == {"dimm3", "dimm4"}

@@ -130,6 +130,30 @@ def test_a_clear_loses_no_bits_of_another_range(process: WrittenProcess) -> None
         assert [one.tolist() for one in writes.collect_all()] == [[], [[1, 2]]]
 
 
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_range_that_joins_counts_as_written(process: WrittenProcess, collected: bool) -> None:
+    start, half = process.range.start, process.range.size // 2
+    first, second = MemoryRange(start, half), MemoryRange(start + half, half)
+    with tracked(process, second) as writes:
+        if collected:
+            writes.collect_all()
+            process.write([130])
+        writes.extend([first, second])
+        found = [one.tolist() for one in writes.collect_all()]
+        assert found == [[[0, 128]], [[2, 3]] if collected else [[0, 128]]]
+        process.write([4, 131])
+        assert [one.tolist() for one in writes.collect_all()] == [[[4, 5]], [[3, 4]]]
+
+
+def test_a_range_that_must_not_join_changes_nothing(simulated: SimulatedProcess) -> None:
+    with tracked(simulated) as writes:
+        writes.collect_all()
+        simulated.write([9])
+        with pytest.raises(CannotTrack):
+            writes.extend([MemoryRange(1 << 40, 4096), simulated.range])
+        assert told(writes.scan()) == [9]
+
+
 def test_memory_that_was_replaced_counts_as_written(process: WrittenProcess) -> None:
     if isinstance(process, SimulatedProcess):
         return  # only a kernel knows

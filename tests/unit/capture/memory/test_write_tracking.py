@@ -75,6 +75,25 @@ def test_ranges_are_told_apart(process: WrittenProcess) -> None:
         assert [one.tolist() for one in writes.scan()] == [[[2, 3]], [[0, 1]]]
 
 
+def test_a_range_that_joins_counts_as_written_and_others_are_as_they_were(
+    process: WrittenProcess,
+) -> None:
+    start, half = process.range.start, process.range.size // 2
+    first, second = MemoryRange(start, half), MemoryRange(start + half, half)
+    with WriteTracking(process.held, [second]) as writes:
+        writes.collect_all()
+        process.write([3, 130])
+        writes.extend([first, second])
+        assert [one.tolist() for one in writes.scan()] == [[[0, 128]], [[2, 3]]]
+        writes.collect_all()
+        process.write([4, 131])
+        assert [one.tolist() for one in writes.scan()] == [[[4, 5]], [[3, 4]]]
+        with pytest.raises(CannotTrack):
+            writes.extend([MemoryRange(1 << 40, 4096), first, second])
+        assert [one.tolist() for one in writes.scan()] == [[[4, 5]], [[3, 4]]]
+    assert not process.watched()
+
+
 @pytest.mark.parametrize("accelerator", ["tcg", "kvm"])
 def test_nothing_that_a_guest_writes_is_missed(accelerator: str) -> None:
     if accelerator == "kvm" and not Path("/dev/kvm").exists():

@@ -15,6 +15,7 @@ from tests.support.staging import (
     EMPTY,
     Disk,
     Epoch,
+    Ram,
     Standby,
     Steps,
     epoch,
@@ -297,6 +298,41 @@ def test_one_agent_at_a_time(standby: Standby) -> None:
             standby.stage()
         run(stage, FIRST)
     assert restarted(standby) == (1, FIRST.after)
+
+
+def test_memory_that_was_plugged_in_leaves_the_committed_epoch_valid(standby: Standby) -> None:
+    with standby.stage() as stage:
+        run(stage, FIRST)
+        stage.take(SECOND.parts[0])
+        stage.noted = lambda *_: None
+        standby.memory.append(Ram(np.zeros((3, 512), dtype=np.uint64)))
+        stage.use(standby.memory)
+        assert vars(stage)["noted"] is None, "who copies the standby lacks the new memory"
+        assert stage.committed == 1
+        with pytest.raises(WireError):  # its first part is gone
+            stage.seal(SECOND.seal)
+    with standby.stage() as stage:  # a later agent, which finds all memory
+        assert (stage.committed, stage.applied) == (1, True)
+        assert stage.state() == FIRST.after.state
+        pages = page_codec.encode(np.array([2]), np.full((1, 512), 7, dtype=np.uint64), None)
+        parts = [Pages(epoch=2, file=2, data=pages), *SECOND.parts]
+        for part in parts:
+            stage.take(part)
+        stage.seal(seal(2, 1, parts))
+        stage.apply()
+        assert standby.memory[2].content[2].tolist() == [7] * 512
+    standby.memory.pop()
+    with standby.stage() as stage:
+        assert stage.committed == 0, "another standby"
+
+
+def test_memory_that_was_plugged_in_before_any_epoch_changes_nothing(standby: Standby) -> None:
+    with standby.stage() as stage:
+        standby.memory.append(Ram(np.zeros((3, 512), dtype=np.uint64)))
+        stage.use(standby.memory)
+        assert stage.committed == 0
+        run(stage, FIRST)
+        assert stage.committed == 1
 
 
 def test_another_standby_begins_with_nothing(standby: Standby) -> None:

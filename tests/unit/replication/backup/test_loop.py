@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from tests.support.backing import (
     send,
 )
 from tests.support.replicas import SESSION, SHORT, until
-from tests.support.staging import epoch
+from tests.support.staging import epoch, seal
 from vmckpt.replication.backup import redo_log
 from vmckpt.replication.control_socket import Request
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.connection import ConnectionLost
+from vmckpt.replication.protocol.memory_layout import Dimm, Layout
 from vmckpt.replication.protocol.messages import (
     Ack,
     CutOff,
@@ -32,6 +34,8 @@ from vmckpt.replication.protocol.messages import (
     Heartbeat,
     Hello,
     HelloAck,
+    LayoutAck,
+    MemoryLayout,
     PageRequest,
     Pages,
 )
@@ -204,6 +208,39 @@ def test_digests_are_told_of_the_standby_s_disks_too(one: Following) -> None:
     told = line.expect(Digests, SHORT)
     assert (told.file, told.first) == (-2, 0)
     assert told.data == blake3(bytes(one.standby.disks[1].content)).digest(8)
+
+
+DIMM = Dimm(name="dimm0", size=3 << 12, node=0, slot=0, address=1 << 32)
+
+
+def test_memory_that_is_plugged_in_is_the_standby_s_and_its_epoch_stays(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    for _ in range(2):  # an agent that has just started asks again
+        line.send(MemoryLayout(data=Layout(blocks=(), dimms=(DIMM,)).to_bytes()))
+        line.expect(LayoutAck, SHORT)
+    assert one.stage.committed == 1
+    more = np.full((1, 512), 7, dtype=np.uint64)
+    pages = Pages(epoch=2, file=2, data=page_codec.encode(np.array([1]), more, None))
+    parts = (*TWO.parts, pages)
+    commit(line, replace(TWO, parts=parts, seal=seal(2, 1, list(parts))))
+    until(lambda: one.stage.applied)
+    assert one.standby.memory[2].content[1].tolist() == [7] * 512
+
+
+def test_memory_for_which_there_is_no_room_is_refused_and_the_standby_stays(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    one.standby.full = True
+    line.send(MemoryLayout(data=Layout(blocks=(), dimms=(DIMM,)).to_bytes()))
+    assert "cannot get the guest's memory: beta has no free memory" in refusal(line)
+    line, welcome = one.hello(captured=1)
+    assert welcome.committed == 1
+    commit(line, TWO)
+    line.send(MemoryLayout(data=b"something else"))
+    assert "an invalid list of memory blocks" in refusal(line)
 
 
 def test_the_first_copy_is_in_the_standby_at_once(one: Following) -> None:

@@ -1,12 +1,14 @@
 """A standby's description, and that of the guest it becomes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from vmckpt.hypervisor import storage
 from vmckpt.replication.backup import standby_xml
+from vmckpt.replication.protocol.memory_layout import Dimm
 
 Q = f"{{{standby_xml.QEMU}}}"
 IMAGES = {"vda": "/srv/b/web1-vda.qcow2", "vdb": "/srv/b/web1-vdb.raw"}
@@ -45,6 +47,32 @@ MADE = (standby_xml.standby(XML, IMAGES, "5e55"), standby_xml.clean(XML, IMAGES)
 
 def arguments(xml: str) -> list[str | None]:
     return [one.get("value") for one in ET.fromstring(xml).findall(f"{Q}commandline/{Q}arg")]
+
+
+def test_a_dimm_is_the_guest_s_and_can_be_mapped() -> None:
+    one = Dimm(name="dimm3", size=1 << 27, node=1, slot=3, address=0x140000000)
+    wanted = (
+        '<memory model="dimm" access="shared"><target><size unit="b">134217728</size>'
+        '<node>1</node></target><address type="dimm" slot="3" base="0x140000000" /></memory>'
+    )
+    assert standby_xml.dimm(one, nodes=True) == wanted
+    assert "<node>" not in standby_xml.dimm(one, nodes=False)
+    named = standby_xml.dimm(replace(one, name="ua-more"), nodes=True)
+    assert named == wanted.replace("<target>", '<alias name="ua-more" /><target>')
+
+
+def test_nodes_are_seen() -> None:
+    assert standby_xml.has_nodes(XML)
+    assert not standby_xml.has_nodes(SMALL)
+
+
+def test_dimms_that_the_guest_keeps_to_itself_are_shared_by_the_standby() -> None:
+    dimm = "<memory model='dimm' access='private'><target/></memory><memory model='dimm'/>"
+    shared = XML.replace("<devices>", f"<devices>{dimm}")
+    for xml in (shared, shared.replace("<source type='file'/>", "")):
+        made = standby_xml.standby(xml, IMAGES, "5e55", shares_memory=True)
+        found = [one.get("access") for one in ET.fromstring(made).findall("devices/memory")]
+        assert found == ["shared", None]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.replicas import SHORT, GuestMemory, mapped, two_ends
+from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary import memory as memories
@@ -30,7 +31,7 @@ class Both:
         self.folder, self.stack = folder, stack
         self.near, self.far = lines
         self.guest = GuestMemory(folder, SIZES, stack)
-        self.memory = CopiedMemory(self.guest.files, folder, stack)
+        self.memory = CopiedMemory(lambda: self.guest.files, folder, stack)
         sizes = list(enumerate(SIZES))
         self.theirs: list[Mapping] = [
             mapped(folder / f"standby{number}", size, stack) for number, size in sizes
@@ -126,10 +127,10 @@ def test_an_epoch_sends_what_changed_and_what_is_stale(both: Both) -> None:
 
 def test_a_new_agent_finds_the_last_copy_as_it_was(both: Both) -> None:
     both.memory.last[0].pages[3] = 77
-    again = CopiedMemory(both.guest.files, both.folder, both.stack)
+    again = CopiedMemory(lambda: both.guest.files, both.folder, both.stack)
     assert again.last[0].pages[3].tolist() == [77] * 512
     assert bool(again.last[0].written[3])
-    assert oct((both.folder / "last-0").stat().st_mode & 0o777) == "0o600"
+    assert oct((both.folder / "last-ram0").stat().st_mode & 0o777) == "0o600"
 
 
 def test_the_guest_s_own_memory_cannot_be_written_by_it(both: Both) -> None:
@@ -153,3 +154,24 @@ def test_questions_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(kind):
         answer(PageRequest(**asked), both.theirs)
+
+
+def test_a_file_that_joins_is_sent_once_it_is_written(both: Both) -> None:
+    (both.folder / "more").mkdir()
+    more = GuestMemory(both.folder / "more", (4,), both.stack)
+    both.guest.files.insert(1, MemoryFile(("added",), more.files[0].size, more.files[0].path))
+    both.guest.write(1, 6, 6)
+    assert both.memory.blocks == (("ram0", 50 << 12), ("ram1", 7 << 12))
+    assert both.memory.look() == (("ram0", 50 << 12), ("added", 4 << 12), ("ram1", 7 << 12))
+    more.write(0, 2, 7)
+    both.memory.include(_never)
+    assert both.memory.blocks == both.memory.look()
+    both.memory.prepare()
+    found = both.memory.begin().result()
+    assert [one.numbers.tolist() for one in found] == [[], [2], [6]]
+    (piece,) = both.memory.pieces(1, found[1])
+    assert np.array_equal(piece[1], more.mapped[0].pages[[2]])
+
+
+def _never(work: Callable[[], object]) -> None:
+    raise AssertionError(work)

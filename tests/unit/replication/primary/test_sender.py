@@ -108,7 +108,7 @@ def both() -> Iterator[Both]:
 
 def made(folder: Path, lines: tuple[PeerConnection, PeerConnection], stack: ExitStack) -> Both:
     memory = GuestMemory(folder, SIZES, stack)
-    copied = CopiedMemory(memory.files, folder, stack)
+    copied = CopiedMemory(lambda: memory.files, folder, stack)
     disks = [GuestDisk(folder, number, size, stack) for number, size in enumerate(DISKS)]
     ram = [Ram(np.zeros((size, 512), dtype=np.uint64)) for size in SIZES]
     sinks = [Disk(bytearray(size)) for size in DISKS]

@@ -15,7 +15,8 @@ from tests.support.replicas import SHORT, mapped, two_ends
 from tests.support.written_process import WrittenProcess
 from vmckpt.capture.memory.page_runs import Runs
 from vmckpt.capture.memory.process_memory import ProcessMemory
-from vmckpt.capture.memory.write_tracking import CannotTrack, Why, WriteTracking
+from vmckpt.capture.memory.write_tracking import CannotTrack, MemoryRange, Why, WriteTracking
+from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary.memory import answer
 from vmckpt.replication.primary.tracked_memory import (
@@ -37,10 +38,18 @@ class Both:
     """A process, and what a standby has of its memory."""
 
     def __init__(self, process: WrittenProcess, stack: ExitStack, hot: int) -> None:
-        self.process = process
-        self.memory = TrackedMemory(
-            process.held, [MemoryBlock(process.range)], stack, hot=hot
-        )  # fmt: skip
+        blocks = [MemoryBlock("ram", process.range)]
+        self._begin(process, TrackedMemory(process.held, lambda: blocks, stack, hot=hot))
+
+    @classmethod
+    def of(cls, process: WrittenProcess, memory: TrackedMemory) -> "Both":
+        """With another `TrackedMemory` than of all pages."""
+        made = cls.__new__(cls)
+        made._begin(process, memory)
+        return made
+
+    def _begin(self, process: WrittenProcess, memory: TrackedMemory) -> None:
+        self.process, self.memory = process, memory
         self.theirs = np.zeros((SIZE, 512), dtype=np.uint64)
         self.memory.track(self.pause)
 
@@ -215,6 +224,62 @@ def test_a_pass_over_a_running_guest_sends_differences() -> None:
         assert piece[0].tolist() == [4, 9]
         assert piece[2] is not None
         assert np.array_equal(piece[2], both.theirs[[4, 9]])
+
+
+def test_memory_that_is_plugged_in_joins_with_the_pages_that_have_data() -> None:
+    """The rest of it is zero on both sides, and what was known of other pages stays known."""
+    half = SIZE // 2
+    with WrittenProcess(SIZE) as process, ExitStack() as stack:
+        ram = MemoryBlock("ram", MemoryRange(process.range.start, half * PAGE))
+        more = MemoryBlock("more", MemoryRange(process.range.start + half * PAGE, half * PAGE))
+        found = [ram]
+        memory = TrackedMemory(process.held, lambda: found, stack)
+        both = Both.of(process, memory)
+        process.write([1, 2])
+        for changed in memory.changes(both.pause):
+            memory.sent(0, changed.whole, memory._read(0, changed.whole))
+        process.write([3, half + 5])
+        found = [more, ram]
+        assert memory.blocks == (("ram", half * PAGE),)
+        assert memory.look() == (("more", half * PAGE), ("ram", half * PAGE))
+        memory.include(both.pause)
+        assert memory.blocks == memory.look()
+        process.write([4, half + 6])
+        first, second = memory.begin().result()
+        assert first.numbers.tolist() == [5, 6]
+        assert second.numbers.tolist() == [3, 4]
+        for index, changed in enumerate((first, second)):
+            memory.sent(index, changed.numbers, changed.pages)
+        process.write([half + 5])
+        assert [one.numbers.tolist() for one in memory.begin().result()] == [[5], []]
+
+
+def test_memory_that_cannot_be_tracked_leaves_the_rest_as_it_was() -> None:
+    with WrittenProcess(SIZE) as process, ExitStack() as stack:
+        found = [MemoryBlock("ram", process.range)]
+        both = Both.of(process, TrackedMemory(process.held, lambda: found, stack))
+        both.pass_over()
+        found = [MemoryBlock("gone", MemoryRange(1 << 40, PAGE)), *found]
+        both.memory.look()
+        with pytest.raises(CannotTrack):
+            both.memory.include(both.pause)
+        process.write([7])
+        assert both.epoch() == 1
+        assert both.follows()
+
+
+def test_memory_that_is_plugged_in_before_anything_is_tracked_needs_no_pause() -> None:
+    with WrittenProcess(SIZE) as process, ExitStack() as stack:
+        found: list[MemoryBlock] = [MemoryBlock("ram", MemoryRange(process.range.start, PAGE))]
+        memory = TrackedMemory(process.held, lambda: found, stack)
+        found = [MemoryBlock("ram", process.range)]
+        memory.look()
+        memory.include(_never)
+        assert memory.blocks == (("ram", SIZE * PAGE),)
+
+
+def _never(work: Callable[[], object]) -> None:
+    raise AssertionError(work)
 
 
 def test_what_the_backup_has_already_is_not_sent() -> None:
