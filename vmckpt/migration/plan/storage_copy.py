@@ -190,8 +190,9 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
     elif image.backing is not None:
         yield _blocker(
             "disk-backing", source, f"{what} has backing file {image.backing}, which is not copied",
-            "merge the image into its backing file:"
-            f" virsh blockcommit GUEST {drive.name} --active --pivot",
+            # A commit would write to the backing file, which may be that of other guests.
+            "make it a complete image, which does not need the backing file:"
+            f" virsh blockpull GUEST {drive.name} --wait",
         )  # fmt: skip
     elif image.data_file is not None:
         yield _blocker(
