@@ -14,7 +14,7 @@ from vmckpt.hypervisor import storage as hypervisor_storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.disk import Room
 from vmckpt.model.epoch_cost import EpochCost, Finder
-from vmckpt.model.finding import Finding
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client, resync
@@ -22,7 +22,7 @@ from vmckpt.protection.preflight import ProtectionFacts
 from vmckpt.protection.request import ProtectRequest, Setting
 from vmckpt.protection.resync import Before, ImageAdoption
 from vmckpt.replication.backup.standby_setup import Image
-from vmckpt.units import Bytes
+from vmckpt.units import Bytes, show_bytes
 
 _NONE = ImageAdoption()
 
@@ -55,6 +55,25 @@ async def taking(
 def replicated(looked: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the disks of a guest that are copied to its standby."""
     return [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
+
+
+def overlays(
+    guest: Guest, looked: dict[str, Any], taken: Collection[str], backup: str
+) -> list[Finding]:
+    """Return a warning for each overlay whose standby gets a complete image. Pure.
+
+    `taken`: names of the disks whose existing images are reused.
+    """
+    bases = {disk.target: disk.below[0] for disk in guest.disks if disk.below}
+    return [
+        Finding(
+            code="disk-flattened", severity=Severity.WARNING, where=backup,
+            text=f"disk {disk['name']} is an overlay of {bases[disk['name']]}; the standby's image"
+            f" has no backing file, and takes up to {show_bytes(disk['size'] or 0)}",
+        )
+        for disk in replicated(looked)
+        if disk["name"] in bases and disk["name"] not in taken
+    ]  # fmt: skip
 
 
 def image_folder(disk: Mapping[str, Any], backup: Host, request: ProtectRequest) -> str:

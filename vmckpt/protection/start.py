@@ -64,7 +64,8 @@ async def protect(
     )
     taking = await gather.taking(setting, request, guest, looked)
     saw = await gather.seen(setting, request, guest, looked, taking)
-    found = [*taking.findings, *preflight.check_protection(saw)]
+    overlays = gather.overlays(guest, looked, taking.images, setting.backup.name)
+    found = [*taking.findings, *overlays, *preflight.check_protection(saw)]
     found = sorted(found, key=lambda one: one.severity is not Severity.BLOCKER)
     plan = Protected(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name, session="",

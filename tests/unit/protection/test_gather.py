@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.builders import GUEST
 from tests.support.protection_facts import DISK
 from vmckpt.model.disk import Room
 from vmckpt.model.host import Host
@@ -61,3 +62,12 @@ def test_images_on_one_file_system_share_its_space() -> None:
     one, other = gather._rooms(needed, answers)
     assert (one.device, one.free, one.needed) == ("1", 9, 6)
     assert other == Room(device="2", folder="/data", free=Bytes(9), needed=Bytes(3), grown=Bytes(3))
+
+
+def test_an_overlay_gets_a_complete_image_and_that_is_said() -> None:
+    (vda,) = GUEST.disks
+    above = replace(vda, below=("/srv/debian.qcow2", "/srv/root.raw"))
+    guest = replace(GUEST, disks=(above, replace(vda, target="vdb")))
+    (found,) = gather.overlays(guest, LOOKED, (), "beta")
+    assert found.text.startswith("disk vda is an overlay of /srv/debian.qcow2; the standby's image")
+    assert gather.overlays(guest, LOOKED, {"vda"}, "beta") == []
