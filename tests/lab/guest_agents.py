@@ -34,6 +34,24 @@ while :; do
         [ -z "$VMC_SLOW_AGENT" ] || sleep "$VMC_SLOW_AGENT"
         kill -STOP $(pidof prover); now=frozen; say 1 ;;
     *fsfreeze-thaw*) kill -CONT $(pidof prover); now=thawed; say 1 ;;
+    *guest-network-get-interfaces*)
+        found=
+        for one in /sys/class/net/*; do
+            name=${one##*/}
+            ip=$(ip -o -4 address show dev "$name" | sed -n 's|.* inet \([0-9.]*\)/\([0-9]*\) .*|'\
+'{"ip-address-type":"ipv4","ip-address":"\1","prefix":\2}|p' | tr '\n' ,)
+            found="$found,{\"name\":\"$name\",\"hardware-address\":\"$(cat "$one/address")\","
+            found="$found\"ip-addresses\":[${ip%,}]}"
+        done
+        say "[${found#,}]" ;;
+    *guest-exec-status*)
+        said=$(base64 /error | tr -d '\n')
+        say "{\"exited\":true,\"exitcode\":$status,\"err-data\":\"$said\"}" ;;
+    *guest-exec*)
+        path=${line##*\"path\":}; path=${path#*\"}; path=${path%%\"*}
+        words=${line##*\"arg\":}; words=${words#*[}; words=${words%%]*}
+        "$path" $(echo "$words" | tr '",' '  ') 2>/error >/dev/null; status=$?
+        say '{"pid":7}' ;;
     esac
 done
 """

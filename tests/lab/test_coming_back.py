@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import guest_agents
 from tests.lab.bench import Bench, until
 from tests.lab.snapshots import SMALL, proofs, taken
 
@@ -35,8 +36,10 @@ def with_generation_id(bench: Bench) -> None:
 
 
 @pytest.mark.long
-def test_a_forks_network_comes_up_after_its_hook_and_only_then(kept: Bench) -> None:
-    kept.guest(**SMALL)
+def test_a_forks_network_comes_up_after_its_hook_and_only_then(
+    kept: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest_agents.started(kept, tmp_path, monkeypatch, stays=True)
     with_generation_id(kept)
     one = taken(kept).json
     fork = ("snapshot", "restore", one["id"], "--as", "fork", "--on", "beta", "--link", "--json")

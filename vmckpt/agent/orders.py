@@ -135,6 +135,8 @@ class RestoreOrder:
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Guest and format of each image that other guests use, by path. No target path may be one of
     these images or one of their backing files."""
+    bases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Base image of each disk that had one, by disk name: see base_images.BaseImage."""
 
     @property
     def folder(self) -> Path:

@@ -65,6 +65,10 @@ class RestoreResult:
     warnings: Sequence[str] = ()
     whole: bool = True
     """The disks are complete: the guest no longer reads from the store."""
+    links_down: str = ""
+    """Why a fork's links are down although they should be up."""
+    bases: Mapping[str, str] = field(default_factory=dict)
+    """Path of the base image of each disk that is an overlay, by disk name."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as the agent sends it."""
@@ -77,6 +81,9 @@ class RestoreResult:
             disks=_seconds(told["disks"]), memory=_seconds(told["memory"]),
             took=_seconds(told["took"]), warnings=_texts(told.get("warnings", [])),
             whole=bool(told.get("whole", True)),
+            links_down=str(told.get("links_down", ""))[:TEXT],
+            bases={str(name)[:TEXT]: str(path)[:TEXT]
+                   for name, path in list(dict(told.get("bases", {})).items())[:TEXTS]},
         )  # fmt: skip
 
 

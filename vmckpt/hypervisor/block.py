@@ -60,6 +60,7 @@ def _facts(disk: ET.Element, known: Nodes) -> DiskFacts:
         version=_VERSIONS.get(str(data.get("compat"))),
         node=node,
         bitmaps=tuple(_bitmaps(known[node])) if node is not None else (),
+        base=domain_xml.base(disk),
     )
 
 

@@ -419,6 +419,16 @@ def _time(stats: Stats, *keys: str) -> Seconds | None:
     return None
 
 
+def base(disk: ET.Element) -> tuple[str, str] | None:
+    """Return the path and format of the backing file of a disk; None: no file is known."""
+    backing = disk.find("backingStore")
+    if backing is None or backing.get("type", "file") != "file":
+        return None
+    source, kind = backing.find("source"), backing.find("format")
+    path = None if source is None else source.get("file")
+    return None if not path or kind is None else (path, kind.get("type", "raw"))
+
+
 def another_image(source: ET.Element) -> bool:
     """Remove the security labels that prevent libvirt from changing the owner of a disk's image.
 

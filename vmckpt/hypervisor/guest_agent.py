@@ -1,11 +1,15 @@
-"""Calls to the QEMU guest agent: ping, freeze and thaw of file systems, the guest's clock.
+"""Calls to the QEMU guest agent: freezing of file systems, the clock, the network, commands.
 
 A command that was not answered in time may still be executed later. So every freeze, even a failed
 one, must be followed by a thaw.
 """
 
+import base64
+import ipaddress
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import libvirt
@@ -25,6 +29,20 @@ _NONE = (
 )
 _SHORT = Seconds(5.0)
 _NANO = 1_000_000_000
+_TURN = Seconds(0.1)
+_MOST, _LONGEST = 256, 200
+"""Limits for answers: network interfaces, and characters of a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestInterface:
+    """A network interface as the guest sees it."""
+
+    name: str
+    mac: str
+    """MAC address in lower case; empty: none."""
+    addresses: tuple[str, ...]
+    """IP addresses with prefix lengths, without loopback and link-local addresses."""
 
 
 class GuestAgent:
@@ -67,6 +85,28 @@ class GuestAgent:
         """Set the guest's clock, in seconds since 1970. Raises HypervisorError."""
         self._ask("guest-set-time", limit, _nothing, time=round(to * _NANO))
 
+    def interfaces(self, *, limit: Seconds = _SHORT) -> tuple[GuestInterface, ...]:
+        """Return the guest's network interfaces. Raises HypervisorError."""
+        return self._ask("guest-network-get-interfaces", limit, _interfaces)
+
+    def execute(self, path: str, *words: str, limit: Seconds) -> tuple[int, str]:
+        """Run a program in the guest. Returns its exit status and its error output.
+
+        Raises HypervisorError if the agent cannot run programs, or if the program does not exit
+        within `limit`; the program may then still run.
+        """
+        give_up = time.monotonic() + limit
+        pid = self._ask(
+            "guest-exec", limit, _pid, path=path, arg=list(words), **{"capture-output": True}
+        )
+        while time.monotonic() < give_up:
+            done = self._ask("guest-exec-status", limit, _exit, pid=pid)
+            if done is not None:
+                return done
+            time.sleep(_TURN)
+        host = self._seat.host
+        raise HypervisorError(f"{host}: {path} did not exit in the guest", host=host)
+
     def _ask(
         self, command: str, limit: Seconds, read: Callable[[Any], T], **arguments: object
     ) -> T:
@@ -80,7 +120,7 @@ class GuestAgent:
         answer = self._seat.on_domain(command, call)
         try:
             return read(json.loads(answer)["return"])
-        except (ValueError, TypeError, LookupError) as exc:
+        except (ValueError, TypeError, LookupError, AttributeError) as exc:
             host = self._seat.host
             text = f"{host}: {command}: invalid answer from the guest agent: {answer[:80]!r}"
             raise HypervisorError(text, host=host) from exc
@@ -96,6 +136,40 @@ def _number(told: Any) -> int:
 
 def _nothing(_: Any) -> None:
     return
+
+
+def _pid(told: Any) -> int:
+    return domain_xml.count(told["pid"], "the process ID")
+
+
+def _exit(told: Any) -> tuple[int, str] | None:
+    if not told["exited"]:
+        return None
+    status = told.get("exitcode", -1)
+    said = base64.b64decode(str(told.get("err-data", ""))[:4096]).decode(errors="replace")
+    return int(status), _printable(" ".join(said.split()))
+
+
+def _interfaces(told: Any) -> tuple[GuestInterface, ...]:
+    return tuple(
+        GuestInterface(
+            _printable(str(one["name"])),
+            str(one.get("hardware-address", ""))[:17].lower(),
+            tuple(_addresses(one.get("ip-addresses", ()))),
+        )
+        for one in told[:_MOST]
+    )
+
+
+def _addresses(told: Any) -> Iterator[str]:
+    for one in told[:_MOST]:
+        address = ipaddress.ip_address(str(one["ip-address"]).partition("%")[0])
+        if not address.is_link_local and not address.is_loopback:
+            yield f"{address}/{int(one.get('prefix', 0))}"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)[:_LONGEST]
 
 
 def thaw_left(agent: GuestAgent) -> bool:

@@ -218,6 +218,8 @@ class DiskFacts:
     node: str | None = None
     """Name of the disk's block node in QEMU."""
     bitmaps: tuple[Bitmap, ...] = ()
+    base: tuple[str, str] | None = None
+    """Path and format of the image's backing file; None: it has no file as backing file."""
 
     def bitmap(self, name: str) -> Bitmap | None:
         """Return the bitmap with this name; None if there is none."""

@@ -125,6 +125,10 @@ class Restored:
     """Whether the guest's disks are complete; if not, they are still being restored."""
     runs: bool = True
     """Whether the guest was started; if not, the snapshot has no memory, and the guest is off."""
+    links_down: str = ""
+    """Why a fork's links are down although they should be up; empty: they are as requested."""
+    bases: Mapping[str, str] = field(default_factory=dict)
+    """Path of the base image of each disk that is an overlay, by disk name."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -138,6 +142,8 @@ class Restored:
             "runs": self.runs,
             "hook_status": self.hook,
             "whole": self.whole,
+            "links_down": self.links_down,
+            "bases": dict(self.bases),
             "warnings": list(self.warnings),
             "job": self.job,
         }

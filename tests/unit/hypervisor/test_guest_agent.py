@@ -68,6 +68,34 @@ def test_the_agent_is_asked_in_its_own_words(asks: Asks) -> None:
         agent.frozen()
 
 
+def test_interfaces_and_programs_of_the_guest(asks: Asks) -> None:
+    agent, _ = asks(
+        guest_network_get_interfaces=[
+            {"name": "lo", "ip-addresses": [{"ip-address": "127.0.0.1", "prefix": 8}]},
+            {"name": "eth\x1b0", "hardware-address": "52:54:00:AA:00:01", "ip-addresses": [
+                {"ip-address": "10.0.0.5", "prefix": 24},
+                {"ip-address": "fe80::1", "prefix": 64},
+                {"ip-address": "2001:db8::5", "prefix": 64},
+            ]},
+        ],
+        guest_exec={"pid": 7},
+        guest_exec_status={"exited": True, "exitcode": 2, "err-data": "bm8KZ29vZA=="},
+    )  # fmt: skip
+    lo, eth = agent.interfaces()
+    assert (lo.mac, lo.addresses) == ("", ())
+    assert (eth.name, eth.mac) == ("eth?0", "52:54:00:aa:00:01")
+    assert eth.addresses == ("10.0.0.5/24", "2001:db8::5/64")
+    assert agent.execute("ip", "link", limit=Seconds(3.0)) == (2, "no good")
+
+    slow, _ = asks(guest_exec={"pid": 7}, guest_exec_status={"exited": False})
+    with pytest.raises(HypervisorError, match="alpha: ip did not exit in the guest"):
+        slow.execute("ip", limit=Seconds(0.0))
+    for invalid in ("x", [{"name": "x", "ip-addresses": [{"ip-address": "y"}]}], [7]):
+        wrong, _ = asks(guest_network_get_interfaces=invalid)
+        with pytest.raises(HypervisorError, match="invalid answer"):
+            wrong.interfaces()
+
+
 def refused(code: int) -> HypervisorError:
     return HypervisorError("no", host="alpha", code=code)
 

@@ -7,16 +7,19 @@ left unchanged.
 import os
 import pwd
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.agent.cleanup_orders import DiscardOrder
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel
-from vmckpt.agent.restore import replace_file
+from vmckpt.agent.restore import base_images, replace_file
+from vmckpt.agent.restore.base_images import BaseImage, Comparison
 from vmckpt.agent.restore.replace_file import Replacement
+from vmckpt.capture.nbd.client import Client
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.capture.nbd.server import Server
 from vmckpt.capture.nbd.session import Export
@@ -25,6 +28,7 @@ from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.format.chunk_map import Kind
 from vmckpt.store.format.metadata import DiskMake
 from vmckpt.store.format.private_part import Private
+from vmckpt.units import show_bytes
 from vmckpt.util.host_files import Folder, path_of
 
 _TURN = 0.2
@@ -45,6 +49,9 @@ class Images:
         self._files: dict[str, Replacement] = {}
         """The replacement of each disk's image, by the disk's name in the guest."""
         self._left = False
+        self.bases: dict[str, str] = {}
+        """Path of the base image of each new overlay, by the disk's name in the guest."""
+        self.warnings: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -113,21 +120,41 @@ class Images:
                 raise
 
         export = Export(size=region.size, read=read, extents=assembly.zeros)
-        socket = self._order.folder / "nbd"
-        with Server({"": export}, Unix(str(socket))) as server:
-            words = [
-                "qemu-img",
-                "convert",
-                "-q",
-                "-W",
-                "-t",
-                "writeback",
-                "-f",
-                "raw",
-                "-O",
-                disk.format,
-            ]
+        words = ["qemu-img", "convert", "-q", "-W", "-t", "writeback", "-f", "raw"]
+        words += ["-O", disk.format]
+        base, why = self._base(disk), ""
+        with ExitStack() as stack:
+            if base is not None:
+                try:
+                    client = stack.enter_context(self._opened(base, disk.format))
+                except BadInput as exc:
+                    why = exc.message
+                else:
+                    stopped = self._channel.stop.is_set
+                    compared = Comparison(read, assembly.zeros, region.size, client, stopped)
+                    export = replace(export, extents=compared.kinds)
+                    words += ["-B", base.path, "-F", base.format]
+                    self.bases[disk.target] = base.path
+            place = Unix(str(self._order.folder / "nbd"))
+            server = stack.enter_context(Server({"": export}, place))
             self._run(self._file(disk), [*words, "--", server.uri()], trouble)
+        if base is not None and why:
+            self.warnings.append(
+                f"disk {disk.target} was an overlay of {base.path}, and is now a complete image"
+                f" ({show_bytes(self._file(disk).allocated())}): {why}"
+            )
+
+    def _base(self, disk: DiskMake) -> BaseImage | None:
+        told = self._order.bases.get(disk.target)
+        return None if told is None else BaseImage.parse(told)
+
+    @contextmanager
+    def _opened(self, base: BaseImage, format_: str) -> Iterator[Client]:
+        """Open a base image. Raises BadInput if the new image cannot be its overlay."""
+        order = self._order
+        base_images.require_usable(base, format_, order.images.values(), order.users)
+        with base_images.opened(base, order.folder / "base", order.host) as client:
+            yield client
 
     def _run(
         self, image: Replacement, words: Sequence[str], trouble: Sequence[Exception], *more: str

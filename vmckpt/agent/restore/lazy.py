@@ -192,5 +192,10 @@ class _Overlays(Images):
 
     def _make(self, disk: DiskMake) -> None:
         base = f"nbd+unix:///{disk.target}?socket={self._sockets[disk.target]}"
+        if (told := self._order.bases.get(disk.target)) is not None:
+            self.warnings.append(
+                f"disk {disk.target} was an overlay of {told[0]}, and becomes a complete image,"
+                " because a lazy restore keeps no base image"
+            )
         words = ["qemu-img", "create", "-q", "-f", disk.format, "-F", "raw", "-b", base]
         self._run(self._file(disk), [*words, "--"], (), str(disk.size))

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from vmckpt.errors import BadInput
+from vmckpt.units import Bytes
 from vmckpt.util.host_files import Folder, as_before, hold_path
 
 
@@ -87,6 +88,10 @@ class Replacement:
     def mark(self) -> str:
         """Return the mark of the new file. Raises OSError."""
         return _mark(os.fstat(self._opened()))
+
+    def allocated(self) -> Bytes:
+        """Return the space that the new file takes. Raises OSError."""
+        return Bytes(os.fstat(self._opened()).st_blocks * 512)
 
     def swap(self, owner: tuple[int, int] | None = None) -> None:
         """Move the old file aside and the new file into its place. Raises OSError.

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,8 +13,9 @@ import numpy as np
 
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel
-from vmckpt.agent.restore import backing_chain
+from vmckpt.agent.restore import backing_chain, own_macs
 from vmckpt.agent.restore.files import Images, SmallFiles
+from vmckpt.agent.restore.own_macs import MacResult
 from vmckpt.agent.results import RestoreResult
 from vmckpt.agent.snapshot import parent_state, spool
 from vmckpt.capture.qemu_stream import save_image
@@ -313,18 +315,22 @@ def restore(
                     raise
                 images.keep()
                 files.keep()
+                bases, warnings = images.bases, list(images.warnings)
             if order.follows:
                 with suppress(OSError):  # on failure, the next snapshot only names another parent
                     parent_state.went_back(order.state, order.guest, order.snapshot)
             # From here on the guest is restored, even if the controller disappears.
             ended = time.monotonic()
-            warnings = [] if order.xml is None else list(_follow(order, channel))
+            links = _Links()
+            if order.xml is not None:
+                links = _follow(order, private.facts.domain_xml, channel)
+                warnings += links.warnings
             warnings += tiered_reader.warnings(reader, store)
         finally:
             shutil.rmtree(order.folder, ignore_errors=True)
     return RestoreResult(
         disks=Seconds(written - began), memory=Seconds(ended - written),
-        took=Seconds(ended - began), warnings=warnings,
+        took=Seconds(ended - began), warnings=warnings, links_down=links.down, bases=bases,
     ).as_json()  # fmt: skip
 
 
@@ -333,17 +339,33 @@ def _empty(order: RestoreOrder) -> list[str]:
     return [name for name, path in order.images.items() if not Path(path).exists()]
 
 
-def _follow(order: RestoreOrder, channel: ControllerChannel) -> Iterator[str]:
-    """Wait until the controller has run its --on-restore command, then bring up the links.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Links:
+    """The links of a guest's network cards after a restore."""
 
-    Yields warnings.
+    down: str = ""
+    """Why the links are not up although the controller wanted them up."""
+    warnings: tuple[str, ...] = ()
+
+
+def _follow(order: RestoreOrder, original: str, channel: ControllerChannel) -> _Links:
+    """Give a fork its own MACs, let the controller run its --on-restore command, set links up.
+
+    `original`: the definition in the snapshot.
     """
+    macs = own_macs.give_own_macs(order, original) if order.links_down else MacResult()
+    kept = () if not macs.kept else (own_macs.kept_macs(order, macs.kept),)
     try:
         told = channel.request("started")
-        if order.links_down and isinstance(told, dict) and told.get("links_up"):
+        up = order.links_down and isinstance(told, dict) and bool(told.get("links_up"))
+        if up and kept:
+            return _Links(down=kept[0])
+        same = own_macs.same_addresses(order, macs)
+        if up:
             with QmpMonitor(order.guest, host=order.host, uri=order.uri) as there:
                 domains.up(there)
+        return _Links(warnings=(*kept, *same))
     except HypervisorError as exc:
-        yield f"the links of the guest's network cards are still down: {exc}"
+        return _Links(down=f"the links of the guest's network cards are still down: {exc}")
     except VmckptError:
-        pass  # the controller is gone, or has no actions to run
+        return _Links(warnings=kept)  # the controller is gone, or has no actions to run

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.snapshot.memory_methods import Memory
 from vmckpt.capture.memory.image import FrozenImage
-from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.guest import Guest
 from vmckpt.replication.backup import standby_xml
@@ -25,7 +26,7 @@ def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> Pr
     """
     guest = _described(xml)
     return PrivateFacts(
-        domain_xml=standby_xml.since_takeover(xml),
+        domain_xml=_with_bases(standby_xml.since_takeover(xml), disks),
         cpu_xml=guest.cpu_xml,
         boot_files=guest.boot_files,
         ram=tuple(
@@ -36,6 +37,27 @@ def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> Pr
             for one in disks
         ),
     )
+
+
+def _with_bases(xml: str, disks: Sequence[DiskFacts]) -> str:
+    """Return the definition with the backing file of each disk that has one.
+
+    libvirt omits backing files that it found itself from the XML that can be restored.
+    """
+    bases = {disk.name: disk.base for disk in disks if disk.base is not None}
+    if not bases:
+        return xml
+    root = domain_xml.tree(xml, "domain")
+    for disk in root.findall("devices/disk"):
+        target = disk.find("target")
+        base = bases.get("" if target is None else target.get("dev", ""))
+        if base is not None and domain_xml.base(disk) is None:
+            for node in disk.findall("backingStore"):
+                disk.remove(node)
+            backing = ET.SubElement(disk, "backingStore", type="file")
+            ET.SubElement(backing, "format", type=base[1])
+            ET.SubElement(backing, "source", file=base[0])
+    return definition_text.text(root, xml)
 
 
 def public(

@@ -186,6 +186,7 @@ def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
         disk,
         size=Bytes(int(told["virtual-size"])),
         version=_VERSIONS.get(str(data.get("compat"))),
+        base=_base(told),
         bitmaps=tuple(
             Bitmap(
                 name=str(one["name"]),
@@ -195,6 +196,12 @@ def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
             for one in data.get("bitmaps", ())
         ),
     )
+
+
+def _base(told: Mapping[str, Any]) -> tuple[str, str] | None:
+    path = str(told.get("full-backing-filename") or told.get("backing-filename") or "")
+    kind = str(told.get("backing-filename-format") or "")
+    return (path, kind) if path.startswith("/") and kind else None
 
 
 def _listens(place: Path) -> bool:

@@ -32,6 +32,11 @@ _TAKING = 300.0
 """Seconds to wait for a client to receive a reply; a client may be paused for good reasons."""
 _CONTEXT_NUMBER = 1
 
+DATA, ZEROS, ABSENT = 0, 1, 2
+"""Kinds of extents. ABSENT extents are reported as not allocated: qemu-img leaves them to the
+backing file of a new image. They can still be read."""
+_FLAGS = {DATA: 0, ZEROS: wire.HOLE | wire.ZERO, ABSENT: wire.HOLE}
+
 
 @dataclass(frozen=True, slots=True)
 class Export:
@@ -40,9 +45,9 @@ class Export:
     size: int
     read: Callable[[int, int], Data]
     """Returns `length` bytes, given offset and length."""
-    extents: Callable[[int, int], Iterable[tuple[int, bool]]] | None = None
-    """Yields (length, is zero) for consecutive extents, given offset and length. None: any part of
-    the export may contain data."""
+    extents: Callable[[int, int], Iterable[tuple[int, int]]] | None = None
+    """Yields (length, kind) for consecutive extents, given offset and length. The kind is DATA,
+    ZEROS (or True) or ABSENT. None: any part of the export may contain data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +311,8 @@ class Session:
     def _status(self, export: Export, order: _Order) -> None:
         most = 1 if order.flags & wire.FLAG_REQ_ONE else _MOST_EXTENTS
         body = [struct.pack(">I", _CONTEXT_NUMBER)]
-        for _, length, zero in _merged(export, order.offset, order.length):
-            body.append(wire.EXTENT.pack(length, wire.HOLE | wire.ZERO if zero else 0))
+        for _, length, kind in _merged(export, order.offset, order.length):
+            body.append(wire.EXTENT.pack(length, _FLAGS[kind]))
             if len(body) > most:
                 break
         self._chunk(order, wire.CHUNK_STATUS, wire.CHUNK_DONE, b"".join(body))
@@ -327,17 +332,17 @@ def _read(export: Export, offset: int, length: int) -> Data:
     return data
 
 
-def _merged(export: Export, offset: int, length: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield (offset, length, is zero) for a range, in order, with adjacent extents joined."""
+def _merged(export: Export, offset: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (offset, length, kind) for a range, in order, with adjacent extents joined."""
     begin, end = offset, offset + length
-    kind = False
+    kind = DATA
     try:
-        said = [(length, False)] if export.extents is None else export.extents(offset, length)
-        for count, zero in said:
-            if zero != kind and begin < offset:
+        said = [(length, DATA)] if export.extents is None else export.extents(offset, length)
+        for count, next_kind in said:
+            if next_kind != kind and begin < offset:
                 yield begin, offset - begin, kind
                 begin = offset
-            kind = zero
+            kind = next_kind
             offset = min(offset + count, end)
             if offset == end:
                 break
@@ -346,17 +351,21 @@ def _merged(export: Export, offset: int, length: int) -> Iterator[tuple[int, int
     if begin < offset:
         yield begin, offset - begin, kind
     if offset < end:  # the export did not describe the rest
-        yield offset, end - offset, False
+        yield offset, end - offset, DATA
 
 
 def _pieces(
     export: Export, offset: int, length: int, *, whole: bool
 ) -> Iterator[tuple[int, int, bool]]:
-    """Like `_merged`, but split data into steps. `whole`: yield the range as one piece of data."""
+    """Like `_merged`, but split data into steps, and yield whether each piece is zero.
+
+    `whole`: yield the range as one piece of data.
+    """
     if whole:
         yield offset, length, False
         return
-    for first, count, zero in _merged(export, offset, length):
+    for first, count, kind in _merged(export, offset, length):
+        zero = kind == ZEROS
         step = count if zero and count <= wire.MOST_READ else _STEP
         for at in range(first, first + count, step):
             yield at, min(step, first + count - at), zero

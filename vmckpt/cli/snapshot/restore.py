@@ -43,7 +43,9 @@ def restore(
     folder: Annotated[
         str | None, typer.Option(metavar="DIR", help="Directory for a fork's disks on the host.")
     ] = None,
-    link: Annotated[bool, typer.Option("--link", help="Bring a fork's network links up.")] = False,
+    link: Annotated[
+        bool, typer.Option("--link", help="Bring a fork's links up, with MACs of its own.")
+    ] = False,
     replace: Annotated[
         bool,
         typer.Option(
@@ -78,8 +80,14 @@ def restore(
     --replace is given. If the restore fails after the guest was destroyed, its previous disks are
     restored and the guest stays off; the error reports this.
 
-    With --as, the snapshot becomes a fork: a new guest with its own name, UUID and MAC addresses.
-    The network links of the fork are down unless --link is given.
+    With --as, the snapshot becomes a fork: a new guest with its own name, UUID and MAC addresses,
+    consoles and screens. The network links of the fork are down unless --link is given.
+
+    A fork with memory runs with the MAC and IP addresses of its original until they are changed in
+    the guest. The guest agent changes the MAC addresses, and QEMU confirms them. Only then does
+    --link bring the links up. If the agent cannot change them, the links stay down and the exit
+    code is 24; the error names the commands that connect the fork. The IP addresses are kept, with
+    a warning: change them with --on-restore if both guests are on one network.
 
     --lazy is for large qcow2 disks: the guest resumes as soon as its memory is loaded, and waits
     for disk data that it reads before the data is copied. A keeper process on the guest's host
@@ -130,6 +138,8 @@ def restore(
     if isinstance(done, Restored) and done.hook and on_restore is not None:
         text = hook.hook_complaint(on_restore, done.hook, links_down=link and as_ is not None)
         raise HookFailed(text, hint="run the command by hand")
+    if isinstance(done, Restored) and done.links_down:
+        raise HookFailed(done.links_down)
 
 
 def _show(done: "Restored", *, paused: bool) -> None:
@@ -146,6 +156,8 @@ def _show(done: "Restored", *, paused: bool) -> None:
         f"{done.guest} {how} on {done.host}: disks written in {show_seconds(done.disks)},"
         f" memory loaded in {show_seconds(done.memory)}"
     )
+    for disk, base in done.bases.items():
+        output.out.print(f"disk {disk} is an overlay of {base}, with the data that differs from it")
     if not done.whole:
         output.say(
             f"{done.guest}'s disks are being copied in the background; to watch, run vmckpt recover"

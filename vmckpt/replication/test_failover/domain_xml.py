@@ -8,15 +8,10 @@ from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
 from vmckpt.capture.disks import lazy_overlay
-from vmckpt.hypervisor import definition_text, domain_xml
+from vmckpt.hypervisor import definition_text, domain_xml, own_resources
 from vmckpt.replication.backup import standby_xml
 
 MARK = domain_xml.TEST
-_CONSOLES = ("serial", "parallel", "console", "channel")
-_HOSTLESS = ("null", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
-"""Console types that use no resource of the host."""
-_OF_CARDS = ("mac", "model", "driver", "address", "boot", "rom", "mtu", "alias", "acpi")
-"""Elements of a network card that the guest sees; all others describe the host's side."""
 
 
 def copy(
@@ -45,13 +40,9 @@ def copy(
         genid.text = str(uuid5(NAMESPACE_OID, uuid))
     if nvram is not None:
         _text(root, "os/nvram", nvram)
+    own_resources.isolate(root, None)
     for card in root.findall("devices/interface"):
-        _unplug(card)
-    for kind in _CONSOLES:
-        for console in root.findall(f"devices/{kind}"):
-            _own_console(console)
-    for screen in root.findall("devices/graphics"):
-        _own_screen(screen)
+        own_resources.unplug(card)
     _mark(root, session, of)
     standby_xml.wait(root)
     text = definition_text.text(root, xml)
@@ -61,41 +52,6 @@ def copy(
 def firmware(xml: str) -> str | None:
     """Return the path of the guest's NVRAM file; None: the XML names no such file."""
     return domain_xml.tree(xml, "domain").findtext("os/nvram", "").strip() or None
-
-
-def _unplug(card: ET.Element) -> None:
-    """Disconnect a network card from its bridge, and take down its link."""
-    card.set("type", "ethernet")
-    for node in list(card):
-        if node.tag not in _OF_CARDS:
-            card.remove(node)
-    ET.SubElement(card, "link").set("state", "down")
-
-
-def _own_console(console: ET.Element) -> None:
-    """Let libvirt choose a file, socket or port that the standby does not use."""
-    for log in console.findall("log"):
-        console.remove(log)
-    kind = console.get("type")
-    if kind in _HOSTLESS:
-        return
-    for node in console.findall("source") + console.findall("protocol"):
-        console.remove(node)
-    target = console.find("target")
-    if console.tag == "channel" and kind == "unix" and target is not None and target.get("name"):
-        ET.SubElement(console, "source").set("mode", "bind")
-        return
-    console.attrib.pop("tty", None)
-    console.set("type", "pty")
-
-
-def _own_screen(screen: ET.Element) -> None:
-    for key in ("port", "tlsPort", "websocket", "socket"):
-        screen.attrib.pop(key, None)
-    for listen in screen.findall("listen"):
-        listen.attrib.pop("socket", None)
-    if screen.get("type") in ("vnc", "spice"):
-        screen.set("autoport", "yes")
 
 
 def _mark(root: ET.Element, session: str, of: str) -> None:

@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 from vmckpt.capture import firmware
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import definition_text, domain_xml
+from vmckpt.hypervisor import definition_text, domain_xml, hardware, own_resources
 from vmckpt.model.guest import Guest
 
 
@@ -55,14 +55,30 @@ def xml_for_fork(
         raise ValueError(f"{len(cards)} network cards, but {len(macs)} MAC addresses")
     for card, mac in zip(cards, macs, strict=True):
         _card(card, mac, link_up=link_up)
-    for console in root.findall("devices/*/source[@path]") + root.findall("devices/*/log[@file]"):
-        _own_file(console, uuid)
+    return definition_text.text(root, xml)
+
+
+def with_links_up(xml: str) -> str:
+    """Return a definition in which the links of all network cards are up. Raises ValueError."""
+    root = domain_xml.tree(xml, "domain")
+    for link in root.findall("devices/interface/link[@state='down']"):
+        link.set("state", "up")
     return definition_text.text(root, xml)
 
 
 def cards(xml: str) -> int:
     """Return the number of network cards of a guest."""
     return len(domain_xml.tree(xml, "domain").findall("devices/interface"))
+
+
+def bases(xml: str) -> dict[str, tuple[str, str]]:
+    """Return path and format of the base image of each disk that has one. Raises ValueError."""
+    found = {}
+    for disk in domain_xml.tree(xml, "domain").findall("devices/disk"):
+        target, base = disk.find("target"), domain_xml.base(disk)
+        if target is not None and base is not None:
+            found[target.get("dev", "")] = base
+    return found
 
 
 def image_of(xml: str, disk: str) -> str:
@@ -125,13 +141,6 @@ def _card(card: ET.Element, mac: str, *, link_up: bool) -> None:
         link.set("state", "down")
 
 
-def _own_file(node: ET.Element, uuid: str) -> None:
-    """Give a console's file or socket a unique name, as guests cannot share it."""
-    for key in ("path", "file"):
-        if (path := node.get(key)) is not None and not path.startswith("/dev/"):
-            node.set(key, f"{path}.{uuid[:8]}")
-
-
 def _text(root: ET.Element, tag: str, text: str) -> None:
     node = root.find(tag)
     if node is None:
@@ -142,6 +151,8 @@ def _text(root: ET.Element, tag: str, text: str) -> None:
 # Buses on which QEMU does not support read-only disks.
 _NO_READ_ONLY = ("ide", "sata")
 _OURS = ("file", "block", "network", "volume")
+_EXCLUSIVE = ("nvme", "vhostuser", "vhostvdpa")
+"""Types of disks that only one guest can use, even for reading."""
 
 
 def beside(xml: str, captured: Collection[str]) -> tuple[str, ...]:
@@ -153,12 +164,15 @@ def beside(xml: str, captured: Collection[str]) -> tuple[str, ...]:
 
 
 def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str, tuple[str, ...]]:
-    """Make the shared writable devices of a fork read-only. Returns the definition and warnings.
+    """Let a fork run beside its original. `xml`: the fork's definition, with its own UUID.
 
-    A device that cannot be read-only is removed, unless the fork has `memory`: a running machine
-    needs all its devices, so BadInput is raised. Raises ValueError if the definition is invalid.
+    Consoles, screens and the like get host resources of their own. Shared writable devices become
+    read-only. A device that cannot be read-only is removed, unless the fork has `memory`: a running
+    machine needs all its devices, so BadInput is raised. Returns the definition and warnings.
+    Raises ValueError if the definition is invalid.
     """
     root = domain_xml.tree(xml, "domain")
+    lacks = own_resources.isolate(root, root.findtext("uuid", "")[:8])
     holders = {node: parent for parent in root.iter() for node in parent}
     said = []
     for node, what, read_only in list(_beside(root, captured)):
@@ -175,6 +189,7 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
         else:
             holders[node].remove(node)
             said.append(f"{what} was removed from the fork")
+    said += [f"in the fork, {one}" for one in lacks]
     return definition_text.text(root, xml), tuple(said)
 
 
@@ -206,6 +221,10 @@ def _beside(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.El
             path = "?" if source is None else source.get("dir") or source.get("socket") or "?"
             able = driver is None or driver.get("type") != "virtiofs"
             yield node, f"the shared directory {path}", able
+        elif (source := node.find("source")) is not None and source.get("socket"):
+            yield node, f"the shared directory {source.get('socket')}", False
+    for node, what in own_resources.exclusive(root):
+        yield node, what, False
     for node in root.findall("devices/hostdev"):
         yield node, f"the host's {node.get('type', '')} device", False
     for node in root.findall("devices/shmem"):
@@ -236,15 +255,12 @@ def _disks(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.Ele
         kind, device = node.get("type", "file"), node.get("device", "disk")
         if name in captured or source is None or device == "cdrom":
             continue
-        if node.find("readonly") is not None:
+        if node.find("readonly") is not None and kind not in _EXCLUSIVE:
             continue
         bus = "" if target is None else target.get("bus", "")
         able = kind in _OURS and device != "lun" and bus not in _NO_READ_ONLY
         path = source.get("file") or source.get("dev") or source.get("name") or kind
         yield node, f"disk {name} ({path})", able
-
-
-_SOURCES = ("file", "dev", "name", "volume", "dir", "network", "bridge")
 
 
 def wanted(stored: str | None, came_back: str) -> str | None:
@@ -254,48 +270,9 @@ def wanted(stored: str | None, came_back: str) -> str | None:
     """
     if stored is None:
         return came_back
-    return came_back if differs(stored, came_back) else None
-
-
-def differs(stored: str, came_back: str) -> tuple[str, ...]:
-    """Return the parts in which two definitions describe different hardware. Raises ValueError."""
-    first, second = (dict(_hardware(domain_xml.tree(one, "domain"))) for one in (stored, came_back))
-    known = sorted(first.keys() | second.keys())
-    return tuple(key for key in known if first.get(key) != second.get(key))
-
-
-def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
-    """Yield the parts of the hardware with descriptions, which omit what libvirt itself adds."""
-    guest = guest_of(ET.tostring(root, encoding="unicode"))
-    yield "machine", f"{guest.accelerator} {guest.arch} {guest.machine}"
-    yield "memory", str(guest.memory)
-    yield "processors", str(guest.vcpus)
-    yield "firmware", " ".join(guest.boot_files)
-    for disk in root.findall("devices/disk"):
-        name = _of(disk, "target", "dev")
-        driver = _of(disk, "driver", "type")
-        yield f"disk {name}", f"{driver} {_source(disk)} {_of(disk, 'target', 'bus')}"
-    for number, card in enumerate(root.findall("devices/interface")):
-        what = f"{_of(card, 'mac', 'address')} {_of(card, 'model', 'type')} {_source(card)}"
-        yield f"network card {number}", what
-    for kind in ("hostdev", "tpm", "filesystem", "watchdog", "rng", "shmem", "vsock"):
-        found = root.findall(f"devices/{kind}")
-        if found:
-            yield kind, " ".join(one.get("model") or one.get("type") or "" for one in found)
+    return came_back if hardware.differs(stored, came_back) else None
 
 
 def guest_of(xml: str) -> Guest:
     """Build a Guest, with state shut off, from its domain XML. Raises ValueError."""
     return domain_xml.guest(xml, state=5, persistent=True, autostart=False, snapshots=0, job=None)
-
-
-def _of(node: ET.Element, child: str, key: str) -> str:
-    found = node.find(child)
-    return "" if found is None else found.get(key, "")
-
-
-def _source(node: ET.Element) -> str:
-    source = node.find("source")
-    if source is None:
-        return ""
-    return next((value for key in _SOURCES if (value := source.get(key))), "")

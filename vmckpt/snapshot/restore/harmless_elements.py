@@ -61,7 +61,8 @@ _SOME = {
     "devices/memory": "model access discard", "devices/memory/source": "",
     "devices/memory/source/path": "", "devices/memory/source/pagesize": "unit",
     "devices/memory/source/nodemask": "", "devices/memory/source/alignsize": "unit",
-    "devices/memory/source/pmem": "", "devices/tpm": "model",
+    "devices/memory/source/pmem": "", "devices/tpm": "model", "devices/pstore": "backend",
+    "devices/pstore/path": "", "devices/pstore/size": "unit",
     "devices/tpm/backend": "type version persistent_state debug profile",
     "devices/tpm/backend/source": "type path",
     "devices/filesystem": "type accessmode fmode dmode multidevs model",
@@ -83,7 +84,7 @@ _KINDS: Mapping[str, frozenset[str]] = {
     "devices/interface": frozenset({"network", "bridge", "direct", "user", "ethernet", "null"}),
     "devices/input": frozenset({"mouse", "tablet", "keyboard"}),
     "devices/tpm/backend": frozenset({"emulator"}),
-    "devices/redirdev": frozenset({"spicevmc"}),
+    "devices/redirdev": frozenset({"spicevmc", "pty"}),
     "devices/filesystem": frozenset({"mount", "file", ""}),
 }
 """Allowed values of an element's `type`."""

@@ -12,6 +12,7 @@ from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host
 from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote
+from vmckpt.snapshot.request import RestoreRequest
 from vmckpt.snapshot.restore import compatibility, domain_xml, xml_safety
 from vmckpt.snapshot.restore.compatibility import Side
 from vmckpt.snapshot.restore.xml_safety import Here
@@ -58,12 +59,7 @@ async def bounded(
     chose for the disks. Raises BadInput with all violations, and HypervisorError.
     """
     host = hypervisor.host
-    known = await domains.inspect_guest(hypervisor, public.guest_uuid)
-    here = Here(
-        host=host.name,
-        definition=known.stored if known is not None else None,
-        storage=(*host.storage, *((folder,) if folder else ())),
-    )
+    here = await _here_is(hypervisor, public, folder)
     try:
         reasons = xml_safety.unsafe_references(xml, images, private.facts.disks, here)
     except ValueError as exc:
@@ -75,6 +71,39 @@ async def bounded(
             f" inventory, define {public.guest} there first with the resources that it may use, or"
             " use --trust-definition",
         )
+
+
+async def usable_bases(
+    hypervisor: Hypervisor, public: Public, private: Private, request: RestoreRequest,
+    unknown: str | None,
+) -> dict[str, tuple[str, str, str]]:  # fmt: skip
+    """Return path, format and the reason against using it of each disk's base image.
+
+    QEMU reads a base image, and libvirt may change its owner, so it must be in a directory that the
+    guest may use. `unknown`: a host that did not report its images. Raises HypervisorError.
+    """
+    found = domain_xml.bases(private.facts.domain_xml)
+    captured = {disk.target for disk in private.facts.disks}
+    here = None
+    if not request.trust_definition and found.keys() & captured:
+        here = await _here_is(hypervisor, public, request.folder)
+    bases = {}
+    for target, (path, format_) in found.items():
+        why = "" if unknown is None else f"{unknown} does not answer, and may use it as a disk"
+        if here is not None and not here.holds(path):
+            why = f"it is outside the storage directories of {hypervisor.host.name}"
+        if target in captured:
+            bases[target] = (path, format_, why)
+    return bases
+
+
+async def _here_is(hypervisor: Hypervisor, public: Public, folder: str | None) -> Here:
+    known = await domains.inspect_guest(hypervisor, public.guest_uuid)
+    return Here(
+        host=hypervisor.host.name,
+        definition=known.stored if known is not None else None,
+        storage=(*hypervisor.host.storage, *((folder,) if folder else ())),
+    )
 
 
 async def _present(host: Host, files: Sequence[str]) -> dict[str, bool]:

@@ -14,6 +14,7 @@ from typing import Any
 from vmckpt.agent import client
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import error_as_json
+from vmckpt.agent.restore import own_macs
 from vmckpt.agent.results import RestoreResult
 from vmckpt.capture import firmware
 from vmckpt.errors import (
@@ -24,7 +25,7 @@ from vmckpt.errors import (
     TimedOut,
     VmckptError,
 )
-from vmckpt.hypervisor import domains, lifecycle
+from vmckpt.hypervisor import domains, hardware, lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import JournalStepLog, Recorder, recorded
 from vmckpt.journal.records import NewOperation
@@ -128,12 +129,13 @@ async def restore(
         async with recorded(new, plan.uuid, caller.warn) as recorder:
             work = _Restoring(hypervisor, opened, request, caller, recorder, gate=gate)
             users = await work.alone(plan, hosts)
+            bases, used = await work.base_images(plan, hosts, users)
             await _in_the_way(hypervisor, plan, request)
             known = await domains.inspect_guest(hypervisor, plan.uuid)
-            restored = await work.run(plan, warnings, hosts, users)
+            restored = await work.run(plan, warnings, hosts, used, bases)
             # A transient guest, which ran without a stored definition, stays transient.
             if not (known and known.active and known.stored is None):
-                said = await _define(hypervisor, plan)
+                said = await _define(hypervisor, work.defined(plan, restored))
                 restored = replace(restored, warnings=(*restored.warnings, *said))
             await work.all_here(f"is restored on {host.name} and paused", plan)
             if work.stands and (told := await work.let_go(plan)):
@@ -169,11 +171,13 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
                 guest=public.guest, uuid=public.guest_uuid, xml=xml, images=images,
                 warnings=tuple(f"{one} is not in the snapshot and is unchanged" for one in beside),
             )  # fmt: skip
+        if memory:
+            _require_own_macs(facts.domain_xml, request)
         macs = [_new_mac() for _ in range(domain_xml.cards(facts.domain_xml))]
         own = str(uuid.uuid4())
         xml = domain_xml.xml_for_fork(
             facts.domain_xml, images, name=request.fork, uuid=own, macs=macs,
-            link_up=request.link_up and request.on_restore is None,
+            link_up=links_up_at_once(request, public),
         )  # fmt: skip
         xml = firmware.own_nvram(xml, request.fork)
         xml, said = domain_xml.unshared(xml, {one.target for one in facts.disks}, memory=memory)
@@ -181,6 +185,37 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
     except ValueError as exc:
         raise BadInput(f"snapshot {public.id}: invalid guest definition: {exc}") from exc
     return _Plan(guest=request.fork, uuid=own, xml=xml, images=images, warnings=said)
+
+
+def links_up_at_once(request: RestoreRequest, public: Public) -> bool:
+    """Return whether a fork starts with its links up.
+
+    A fork with memory first needs MAC addresses of its own.
+    """
+    memory = public.contents is Contents.MEMORY
+    return request.link_up and request.on_restore is None and not memory
+
+
+def _require_own_macs(xml: str, request: RestoreRequest) -> None:
+    """Check that a fork with memory can get its own MACs before its links come up.
+
+    Raises BadInput.
+    """
+    if not request.link_up or not domain_xml.cards(xml):
+        return
+    if request.paused:
+        why = "a paused fork has the MAC addresses of its original"
+    elif own_macs.AGENT not in xml:
+        why = "the snapshot's memory contains the original's MAC addresses, and the guest has no"
+        why += " guest agent that could change them"
+    else:
+        return
+    raise BadInput(
+        f"--link is refused: {why}",
+        hint=f"omit --link; to connect {request.fork} later, restart it with its own MAC addresses"
+        f" (virsh destroy {request.fork}; virsh start {request.fork}), and run virsh domif-setlink"
+        f" {request.fork} MAC up",
+    )
 
 
 def _image(xml: str, target: str, request: RestoreRequest) -> str:
@@ -244,7 +279,7 @@ async def _define(hypervisor: Hypervisor, plan: _Plan) -> tuple[str, ...]:
     def decide(found: str | None) -> str | None:
         wanted = domain_xml.wanted(found, plan.xml)
         if found is not None and wanted is not None:
-            changed.extend(domain_xml.differs(found, plan.xml))
+            changed.extend(hardware.differs(found, plan.xml))
         return wanted
 
     try:
@@ -298,9 +333,28 @@ class _Restoring:
         exclusivity.require_exclusive(heard, self._host.name, plan.guest, plan.images.values())
         return exclusivity.image_users(heard)
 
+    async def base_images(
+        self, plan: _Plan, hosts: Mapping[str, Host], users: Mapping[str, tuple[str, str]]
+    ) -> tuple[dict[str, tuple[str, str, str]], Mapping[str, tuple[str, str]]]:
+        """Return the base images of the disks, as in preflight.usable_bases, and the users of
+        images, which include those of the original if the guest is a fork.
+
+        Raises HypervisorError.
+        """
+        opened, silent = self._opened, None
+        if self._request.fork is not None and domain_xml.bases(opened.private.facts.domain_xml):
+            known = {self._host.name: self._host, **hosts}
+            heard = await exclusivity.query_hosts(known.values(), plan.uuid)
+            users = exclusivity.image_users(heard)
+            silent = next((one.host for one in heard if one.error is not None), None)
+        found = await preflight.usable_bases(
+            self._hypervisor, opened.public, opened.private, self._request, silent
+        )
+        return found, users
+
     async def run(
         self, plan: _Plan, warnings: tuple[str, ...], hosts: Mapping[str, Host],
-        users: Mapping[str, tuple[str, str]],
+        users: Mapping[str, tuple[str, str]], bases: Mapping[str, tuple[str, str, str]],
     ) -> Restored:  # fmt: skip
         """Send the restore order to the agent, and wait for its result. Raises VmckptError."""
         opened, step_log = self._opened, self._step_log
@@ -316,11 +370,13 @@ class _Restoring:
             xml=plan.xml if opened.public.contents is Contents.MEMORY else None,
             images=plan.images,
             replace=self._request.fork is None and self._request.end_running,
-            links_down=self._request.fork is not None and not self._links_up_at_once,
+            links_down=self._request.fork is not None
+            and not links_up_at_once(self._request, opened.public),
             paused=self._request.paused or self.stands,
             others=opened.others,
             follows=self._request.fork is None,
             users=users,
+            bases=bases,
         )
         meant: dict[str, Any] = {
             "snapshot": order.snapshot,
@@ -359,12 +415,16 @@ class _Restoring:
             snapshot=order.snapshot, guest=plan.guest, host=self._host.name, disks=done.disks,
             memory=done.memory, took=done.took, images=plan.images,
             warnings=(*warnings, *done.warnings), job=self._recorder.id, hook=self._hook,
-            whole=done.whole, runs=order.xml is not None,
+            whole=done.whole, runs=order.xml is not None, links_down=done.links_down,
+            bases=done.bases,
         )  # fmt: skip
 
-    @property
-    def _links_up_at_once(self) -> bool:
-        return self._request.link_up and self._request.on_restore is None
+    def defined(self, plan: _Plan, restored: Restored) -> _Plan:
+        """Return the plan with the definition to store: a fork's links are as they are now."""
+        up = self._request.link_up and not self._hook and not restored.links_down
+        if self._request.fork is None or not up or not restored.runs:
+            return plan
+        return replace(plan, xml=domain_xml.with_links_up(plan.xml))
 
     async def follow(self, plan: _Plan) -> bool:
         """Run the hook, if any, unless it was already run. Returns whether links may be up."""

@@ -202,6 +202,6 @@ async def test_a_failure_after_the_guest_was_ended_says_so(
     monkeypatch.setattr(client, "run_order", carried_out)
     work = side.work(end_running=True)
     with pytest.raises(HypervisorError) as caught:
-        await work.run(PLAN, (), {}, {})
+        await work.run(PLAN, (), {}, {}, {})
     assert ("web1 was stopped for the restore and is off" in str(caught.value)) == ends
     assert ("virsh start web1 on alpha" in str(caught.value)) == ends

@@ -12,6 +12,7 @@ from vmckpt.agent.snapshot import describe
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.model.disk import DiskFacts, StorePlace
 from vmckpt.replication.backup import standby_xml
+from vmckpt.snapshot.restore import domain_xml as restore_xml
 from vmckpt.store.format.chunk_map import Kind
 from vmckpt.store.format.metadata import Contents, DiskMake, PrivateFacts, RamBlock
 from vmckpt.store.format.private_part import Private, RegionMap
@@ -48,6 +49,21 @@ def test_a_guest_that_has_failed_over_is_described_as_it_was_before() -> None:
         assert standby_xml.MARK + "}standby" not in made
         assert describe.facts(made, (), None).domain_xml == made
     assert describe.facts(XML, (), None).domain_xml == XML
+
+
+def test_the_base_of_an_overlay_is_recorded() -> None:
+    xml = XML.replace(
+        "</domain>",
+        "<devices><disk type='file'><source file='/x'/><target dev='vda'/></disk>"
+        "<disk type='file'><source file='/y'/><target dev='vdb'/></disk></devices></domain>",
+    )
+    disks = [replace(DISK, base=("/base.qcow2", "qcow2")), replace(DISK, name="vdb")]
+    made = describe.facts(xml, disks, None).domain_xml
+    assert restore_xml.bases(made) == {"vda": ("/base.qcow2", "qcow2")}
+    assert describe.facts(made, disks, None).domain_xml == made
+    assert describe.facts(xml, disks[1:], None).domain_xml == xml
+    placed = restore_xml.xml_for_replace(made, {"vda": "/new", "vdb": "/y"})
+    assert "backingStore" not in placed, "libvirt reads it from the restored image"
 
 
 def test_no_warning_costs_the_snapshot() -> None:

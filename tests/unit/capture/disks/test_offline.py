@@ -42,6 +42,10 @@ def test_an_image_tells_of_its_size_version_and_bitmaps() -> None:
     assert (found.size, found.version) == (8 * MIB, 3)
     assert [one.whole for one in found.bitmaps] == [True, False, False]
     assert offline.read_info(disk, {"virtual-size": 1}).bitmaps == ()
+    over = {"backing-filename": "b.img", "full-backing-filename": "/i/b.img", "virtual-size": 1}
+    assert offline.read_info(disk, over).base is None, "QEMU would have to guess the format"
+    over["backing-filename-format"] = "raw"
+    assert offline.read_info(disk, over).base == ("/i/b.img", "raw")
 
 
 class Disks:

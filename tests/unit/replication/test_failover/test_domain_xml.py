@@ -125,7 +125,7 @@ def test_its_consoles_and_screens_are_its_own() -> None:
     assert (agent.get("type"), spice.get("type")) == ("unix", "spicevmc")
     assert agent.find("source[@path]") is None
     vnc, spice_screen, headless = root.findall("devices/graphics")
-    assert (vnc.get("autoport"), vnc.get("port"), vnc.get("websocket")) == ("yes", None, None)
+    assert (vnc.get("autoport"), vnc.get("port"), vnc.get("websocket")) == ("yes", None, "-1")
     assert vnc.get("passwd") == "x"
     assert (spice_screen.get("autoport"), spice_screen.get("tlsPort")) == ("yes", None)
     assert spice_screen.find("listen[@socket]") is None
