@@ -127,6 +127,8 @@ def _from(node: ET.Element) -> str:
 def _disk(node: ET.Element, identity: bool) -> Part:
     seen = ("serial", "wwn", "vendor", "product", "readonly", "blockio", "geometry")
     part = _device(node, ("model",), seen)
+    if node.find("source") is None:
+        part = Part(node.get("model", ""), part.filled_in)  # an empty drive
     target = node.find("target")
     bus = {} if target is None else {
         key: target.get(key) for key in ("bus", "removable", "rotation_rate") if target.get(key)

@@ -104,7 +104,7 @@ def _console(console: ET.Element, suffix: str | None) -> str | None:
         console.remove(node)
     if kind == "unix" and console.tag == "channel" and target is not None and target.get("name"):
         ET.SubElement(console, "source").set("mode", "bind")  # libvirt chooses the path
-        return None if binds else f"is a new socket; {path} stays with the original"
+        return None if binds or path is None else f"is a new socket; {path} stays with the original"
     console.attrib.pop("tty", None)
     console.set("type", "pty")
     return None if kind == "pty" else _changed(kind, source)

@@ -24,6 +24,8 @@ STORED = """
     <disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='none'/>
       <source file='/s/web1.qcow2'/><target dev='sda' bus='scsi'/><serial>A1</serial>
       <boot order='1'/><address type='drive' unit='0'/></disk>
+    <disk type='file' device='cdrom'><driver name='qemu' type='raw'/>
+      <target dev='sdb' bus='sata'/><readonly/></disk>
     <controller type='scsi' index='0' model='virtio-scsi'><driver queues='2'/></controller>
     <controller type='pci' index='0' model='pcie-root'/>
     <controller type='pci' index='1' model='pcie-root-port'><target chassis='1' port='0x8'/>
@@ -59,6 +61,7 @@ for before, after in (
     ("cache='none'", "cache='writeback' discard='unmap'"),
     ("<source path='/var/log/x'/>", "<source path='/dev/pts/4'/>"),
     ("<address type='pci' slot='0x02'/>", ""),
+    ("<driver name='qemu' type='raw'/>", "<driver name='qemu'/>"),
     ("name='org.qemu.guest_agent.0'/>",
      "name='org.qemu.guest_agent.0' state='connected'/><alias name='channel0'/>"),
     ("<on_reboot>restart</on_reboot>", "<seclabel type='dynamic' model='dac' relabel='yes'/>"),

@@ -153,6 +153,11 @@ def test_devices_that_cannot_be_replaced(device: str, what: str | None) -> None:
     assert [name for _, name in own_resources.exclusive(root)] == ([] if what is None else [what])
 
 
-def test_an_ordinary_guest_lacks_nothing() -> None:
-    root = ET.fromstring("<domain><name>x</name></domain>")
+@pytest.mark.parametrize(
+    "device",
+    ["", "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>",
+     "<serial type='pty'/><interface type='network'><source network='default'/></interface>"],
+)  # fmt: skip
+def test_an_ordinary_guest_lacks_nothing(device: str) -> None:
+    root = ET.fromstring(f"<domain><name>x</name><devices>{device}</devices></domain>")
     assert own_resources.isolate(root, "1") == ()
