@@ -2,7 +2,7 @@
 
 import asyncio
 import datetime
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,14 +110,18 @@ def over_ssh(bench: Bench, work: Callable[[Remote, Remote], Awaitable[T]]) -> T:
     return asyncio.run(run())
 
 
-def planned(bench: Bench, wish: CopyOptions) -> CopyPlan:
-    """As preflight would: drives from libvirt, the rest over ssh."""
+def planned(
+    bench: Bench, wish: CopyOptions, chains: Mapping[str, Sequence[str]] | None = None
+) -> CopyPlan:
+    """As preflight would: drives and `chains` from libvirt, the rest over ssh."""
     known = uuid(bench)
     drives = bench.ask("alpha", lambda hypervisor: storage.drives(hypervisor, known))
 
     async def look(here: Remote, there: Remote) -> CopyPlan:
-        same = await probe.same_files(here, there, [drive.path or "" for drive in drives])
-        return await storage_copy.plan_copies(here, there, drives, same, wish)
+        below = [path for chain in (chains or {}).values() for path in chain]
+        paths = [*(drive.path or "" for drive in drives), *below]
+        same = await probe.same_files(here, there, paths)
+        return await storage_copy.plan_copies(here, there, drives, same, wish, chains=chains or {})
 
     return over_ssh(bench, look)
 

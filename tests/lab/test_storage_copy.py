@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, uuid
+from tests.lab.bench import WHOLE, Bench, until, uuid
 from tests.lab.moving import move, over_ssh, planned, prepared
 from vmckpt.errors import BadInput, RemoteError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.domains import find_guest
 from vmckpt.migration.plan import storage_cleanup, storage_copy
 from vmckpt.migration.plan.storage_cleanup import Tidied
 from vmckpt.model.disk import CopyOptions, CopyPlan, Made
@@ -225,6 +226,36 @@ def test_an_image_with_another_below_it_is_refused_by_name(bench: Bench) -> None
     assert codes(plan) == ["disk-backing"]
     assert guest.disk_path in plan.findings[0].text
     assert plan.copies == ()
+
+
+def test_an_overlay_of_a_shared_base_stays_one(bench: Bench) -> None:
+    guest = bench.guest(**PRIVATE, disk_format="qcow2")
+    base = str(Path(bench.plan.shared) / "base.qcow2")
+    bench.inside("alpha", "virsh", "destroy", "web1")
+    bench.inside("alpha", "mv", guest.disk_path, base)
+    above = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", base, guest.disk_path)
+    bench.inside("alpha", *above)
+    heard = bench.seen().heard
+    bench.inside("alpha", "virsh", "start", "web1")
+    until(lambda: bench.seen().heard > heard + 5, limit=60)
+    known = bench.ask("alpha", lambda hypervisor: find_guest(hypervisor, "web1"))
+    assert known is not None
+    chains = {disk.target: disk.below for disk in known.disks}
+    assert chains == {"vda": (base,)}
+    plan = planned(bench, CopyOptions(), chains)
+    assert codes(plan) == ["disk-copied"]
+    prepared(bench, plan)
+    moved = move(bench, copied_disks=plan.disks, shallow=plan.shallow, storage_proven=False)
+
+    assert moved.explained == ""
+    assert bench.where() == ["beta"]
+    new = inside(bench, "beta", guest.disk_path)
+    assert taken(new) < 20, "what was written before is in the base"
+    assert f"backing file: {base}" in bench.inside(
+        "beta", "qemu-img", "info", "-U", guest.disk_path
+    )
+    said = bench.inside("beta", "virsh", "dumpxml", "web1")
+    assert base in said
 
 
 def test_what_is_shared_is_not_copied_onto_itself(bench: Bench) -> None:

@@ -56,7 +56,8 @@ def migration_flags(order: MoveOrder) -> int:
         libvirt.VIR_MIGRATE_PARALLEL: order.connections > 1,
         libvirt.VIR_MIGRATE_ZEROCOPY: order.zero_copy,
         libvirt.VIR_MIGRATE_COMPRESSED: order.compression is not Compression.NONE,
-        libvirt.VIR_MIGRATE_NON_SHARED_DISK: bool(order.copied_disks),
+        libvirt.VIR_MIGRATE_NON_SHARED_DISK: bool(order.copied_disks) and not order.shallow,
+        libvirt.VIR_MIGRATE_NON_SHARED_INC: bool(order.copied_disks) and order.shallow,
     }
     total = 0
     for flag, wanted in chosen.items():

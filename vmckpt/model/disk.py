@@ -45,6 +45,7 @@ class Image:
     mode: str
     """Permissions of the file, in octal."""
     backing: str | None = None
+    backing_format: str | None = None
     data_file: str | None = None
     snapshots: int = 0
     """Number of internal snapshots."""
@@ -95,6 +96,8 @@ class DiskCopy:
     full: bool
     options: str
     mode: str
+    base: tuple[str, str] | None = None
+    """Path and format of the backing file, which the target has; None: the copy is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +136,11 @@ class CopyPlan:
     def travels(self) -> Bytes:
         """Bytes that are sent for all copies, without holes."""
         return Bytes(sum(copy.allocated for copy in self.copies))
+
+    @property
+    def shallow(self) -> bool:
+        """Whether a copy has a backing file, so only the data above it is sent."""
+        return any(copy.base is not None for copy in self.copies)
 
     @property
     def disks(self) -> tuple[str, ...]:

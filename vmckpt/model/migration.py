@@ -102,6 +102,8 @@ class MoveOrder:
     copied_disks: tuple[str, ...] = ()
     """Names ("vda") of disks that the hosts do not share; libvirt copies them over NBD to images
     that already exist on the target."""
+    shallow: bool = False
+    """Copy only the data above the disks' backing files, which the target has."""
     resume: bool = False
     """Resume a post-copy that broke; everything else must be as in the first order."""
 
@@ -135,7 +137,7 @@ class MoveOrder:
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("persistent", "autostart", "storage_proven", "live", "post_copy"), (bool,)),
-    **dict.fromkeys(("zero_copy", "resume"), (bool,)),
+    **dict.fromkeys(("zero_copy", "resume", "shallow"), (bool,)),
     "connections": (int,),
     **dict.fromkeys(("bandwidth", "postcopy_bandwidth", "xbzrle_cache"), (int, NoneType)),
     "compression_level": (int, NoneType),

@@ -69,6 +69,7 @@ def parse(text: str, mode: str, kind: str) -> Image:
         options=_options(make, told) if kind == "qcow2" else "",
         mode=f"{int(mode, 8) & _PERMISSIONS:o}",
         backing=_name(told.get("backing-filename")),
+        backing_format=_name(told.get("backing-filename-format")),
         data_file=_name(make.get("data-file")),
         snapshots=len(told.get("snapshots", ())),
         damaged=bool(make.get("corrupt")),
@@ -154,13 +155,14 @@ _CREATE = (
     FILES
     + r"""
 set -eu; umask 077
-path=$1; kind=$2; size=$3; mode=$4; options=$5
+path=$1; kind=$2; size=$3; mode=$4; options=$5; base=$6; format=$7
 name=${path##*/}; image=/proc/self/fd/4
 enter "${path%/*}"
 dd if=/dev/null of="./$name" conv=excl status=none
 hold "$name"
 [ "$(stat -L -c '%s %h' "$image")" = "0 1" ] || { echo "$name was replaced" >&2; exit 1; }
-if qemu-img create -q -f "$kind" ${options:+-o "$options"} -- "$image" "$size" >&2 &&
+if qemu-img create -q -f "$kind" ${options:+-o "$options"} ${base:+-b "$base" -F "$format"} \
+    -- "$image" "$size" >&2 &&
     chmod "$mode" "$image"
 then stat -L -c '%d:%i %w' "$image"
 else rm -f -- "./$name"; exit 1; fi
@@ -177,6 +179,7 @@ async def create(host: Remote, copy: DiskCopy, path: str) -> str:
     if copy.full and copy.format == "qcow2":
         options.append("preallocation=falloc")
     args = [path, copy.format, str(copy.size), copy.mode, ",".join(options)]
+    args += copy.base or ("", "")
     answer = await host.run(["sh", "-s", "--", *args], text=_CREATE, limit=_LONG)
     if answer.status != 0:
         raise RemoteError(

@@ -38,6 +38,8 @@ def order(**wishes: Any) -> MoveOrder:
         ({"autostart": True}, LIVE),
         ({"storage_proven": True}, LIVE | libvirt.VIR_MIGRATE_UNSAFE),
         ({"copied_disks": ("vda",)}, LIVE | libvirt.VIR_MIGRATE_NON_SHARED_DISK),
+        ({"copied_disks": ("vda",), "shallow": True}, LIVE | libvirt.VIR_MIGRATE_NON_SHARED_INC),
+        ({"shallow": True}, LIVE),
         (
             {"copied_disks": ("vda",), "storage_proven": True},
             LIVE | libvirt.VIR_MIGRATE_NON_SHARED_DISK | libvirt.VIR_MIGRATE_UNSAFE,

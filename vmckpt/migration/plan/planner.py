@@ -303,7 +303,11 @@ async def _copies(
             await storage.drives(source, guest.uuid),
             facts.same_file,
             await storage_copy.wish_of(wish, target),
-        )
+            # Epochs write complete images.
+            chains={} if policy.mode is Mode.CHECKPOINT else {
+                disk.target: disk.below for disk in guest.disks
+            },
+        )  # fmt: skip
     except (RemoteError, HypervisorError) as exc:
         found = Finding(
             code="disks-not-seen",
@@ -413,5 +417,9 @@ async def order(plan: Plan, source: Hypervisor) -> MoveOrder:
         source, guest.uuid, plan.copies.placed
     )
     return replace(
-        made, copied_disks=plan.copies.disks, target_xml=running, target_definition=stored
+        made,
+        copied_disks=plan.copies.disks,
+        shallow=plan.copies.shallow,
+        target_xml=running,
+        target_definition=stored,
     )

@@ -12,6 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
+from types import MappingProxyType
 
 from vmckpt.errors import RemoteError
 from vmckpt.hypervisor import storage
@@ -36,6 +37,7 @@ from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Bytes, show_bytes, show_count
 
 FORMATS = ("raw", "qcow2")
+_NO_CHAINS: Mapping[str, Sequence[str]] = MappingProxyType({})
 # A guest keeps writing while a thin image is copied.
 _GROWTH = 1.1
 
@@ -84,22 +86,25 @@ def plan(
     wish: CopyOptions,
     images: Mapping[str, Image | str],
     places: Mapping[str, Place],
+    chains: Mapping[str, Sequence[str]] = _NO_CHAINS,
 ) -> CopyPlan:
     """Return the copies to make, and all findings about them.
 
     `source`, `target`: host names. `images`: each image by its path on the source, or the reason
     why the image could not be read. `places`: the locations of the new images, by path on the
-    target.
+    target. `chains`: backing files of each disk, by name, the first one first; a disk whose chain
+    is not known is not copied above it.
     """
     chosen = wanted(drives, same_file, wish)
     findings = [*_overrides(source, drives, same_file, wish)]
     copies = []
     for drive in chosen:
-        found = [*_drive(source, drive, images.get(drive.path or ""))]
         image = images.get(drive.path or "")
+        base = _base(image, chains.get(drive.name, ()), same_file, wish)
+        found = [*_drive(source, drive, image, base)]
         if not found and isinstance(image, Image):
-            copies.append(_copy(drive, image, wish))
-            findings += _image(source, drive, image, wish)
+            copies.append(_copy(drive, image, wish, base))
+            findings += _image(source, drive, image, wish, base)
         findings += found
     findings += _twins(target, copies)
     for copy in copies:
@@ -113,6 +118,17 @@ def plan(
         rest_shared=all(_shared(drive, same_file) for drive in drives if drive not in chosen),
         removes=wish.remove,
     )
+
+
+def _base(
+    image: Image | str | None, chain: Sequence[str], same_file: Mapping[str, bool],
+    wish: CopyOptions,
+) -> tuple[str, str] | None:  # fmt: skip
+    """Return path and format of an image's backing file if the target has the complete chain."""
+    if not isinstance(image, Image) or image.backing_format not in FORMATS or wish.full:
+        return None
+    same = bool(chain) and all(same_file.get(path) is True for path in chain)
+    return (chain[0], image.backing_format) if same else None
 
 
 def _shared(drive: Drive, same_file: Mapping[str, bool]) -> bool:
@@ -156,7 +172,9 @@ def _overrides(
             )  # fmt: skip
 
 
-def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Finding]:
+def _drive(
+    source: str, drive: Drive, image: Image | str | None, base: tuple[str, str] | None
+) -> Iterator[Finding]:
     """Yield the reason why a drive cannot be copied, if there is one."""
     what = _named(drive)
     if drive.kind != "file":
@@ -187,9 +205,11 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
             "disk-unread", source, image or f"{what} could not be examined",
             f"run vmckpt doctor {source}",
         )  # fmt: skip
-    elif image.backing is not None:
+    elif image.backing is not None and base is None:
         yield _blocker(
-            "disk-backing", source, f"{what} has backing file {image.backing}, which is not copied",
+            "disk-backing", source,
+            f"{what} has backing file {image.backing}, which is not copied, and is not known to be"
+            " the same on both hosts",
             # A commit would write to the backing file, which may be that of other guests.
             "make it a complete image, which does not need the backing file:"
             f" virsh blockpull GUEST {drive.name} --wait",
@@ -206,14 +226,17 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
         )  # fmt: skip
 
 
-def _image(source: str, drive: Drive, image: Image, wish: CopyOptions) -> Iterator[Finding]:
+def _image(
+    source: str, drive: Drive, image: Image, wish: CopyOptions, base: tuple[str, str] | None
+) -> Iterator[Finding]:
     """Yield what the operator should know about a drive that is copied."""
     after = (
         "is removed after the guest has arrived" if wish.remove else "is kept but no longer used"
     )
+    above = "" if base is None else f" without its backing file {base[0]}, which both hosts have"
     yield Finding(
         code="disk-copied", severity=Severity.INFO, where=source,
-        text=f"{_named(drive)} is copied; the source's image {after}",
+        text=f"{_named(drive)} is copied{above}; the source's image {after}",
         hint=None if wish.remove else f"remove {drive.path} when it is no longer needed",
     )  # fmt: skip
     internal = show_count(image.snapshots, "internal snapshot")
@@ -231,7 +254,7 @@ def _image(source: str, drive: Drive, image: Image, wish: CopyOptions) -> Iterat
         )  # fmt: skip
 
 
-def _copy(drive: Drive, image: Image, wish: CopyOptions) -> DiskCopy:
+def _copy(drive: Drive, image: Image, wish: CopyOptions, base: tuple[str, str] | None) -> DiskCopy:
     # qcow2's metadata: eight bytes per cluster, and about the same again for refcounts.
     tables = image.size // 2048 + MIB if drive.format == "qcow2" else 0
     needed = image.size + tables if wish.full else min(image.size, image.allocated) * _GROWTH
@@ -246,6 +269,7 @@ def _copy(drive: Drive, image: Image, wish: CopyOptions) -> DiskCopy:
         full=wish.full,
         options=image.options,
         mode=image.mode,
+        base=base,
     )
 
 
@@ -316,8 +340,13 @@ async def plan_copies(
     drives: Sequence[Drive],
     same_file: Mapping[str, bool],
     wish: CopyOptions,
+    *,
+    chains: Mapping[str, Sequence[str]] = _NO_CHAINS,
 ) -> CopyPlan:
-    """Query both hosts and plan the copies. Raises RemoteError if a host cannot be queried."""
+    """Query both hosts and plan the copies. See `plan` for `chains`.
+
+    Raises RemoteError if a host cannot be queried.
+    """
     chosen = [drive for drive in wanted(drives, same_file, wish) if drive.kind == "file"]
     found = await asyncio.gather(*(_described(source, drive) for drive in chosen))
     paths = sorted({path_on_target(drive, wish) for drive in chosen})
@@ -329,6 +358,7 @@ async def plan_copies(
         wish=wish,
         images={drive.path or "": image for drive, image in zip(chosen, found, strict=True)},
         places=await remote_images.places(target, paths) if paths else {},
+        chains=chains,
     )
 
 

@@ -1,5 +1,6 @@
 """Which disks are copied, to where, and what is against it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,7 @@ def planned(
     same: dict[str, bool] | None = None,
     image: Image | str = IMAGE,
     place: Place | None = PLACE,
+    chains: Mapping[str, Sequence[str]] | None = None,
 ) -> CopyPlan:
     wish = wish or CopyOptions()
     known = {drive.path: False for drive in drives if drive.path} if same is None else same
@@ -36,6 +38,7 @@ def planned(
         source="alpha", target="beta", drives=drives, same_file=known, wish=wish,
         images={drive.path: image for drive in drives if drive.path},
         places={} if place is None else dict.fromkeys(paths, place),
+        chains=chains or {},
     )  # fmt: skip
 
 
@@ -102,6 +105,36 @@ def test_what_cannot_be_copied_is_named(drive: Drive, image: Image | str, code: 
     assert codes(plan) == [code]
     assert plan.copies == ()
     assert (drive.path or "") in plan.findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("same", "format_", "wish", "kept"),
+    [
+        ({"/images/base.qcow2": True, "/images/root.raw": True}, "qcow2", CopyOptions(), True),
+        ({"/images/base.qcow2": True}, "qcow2", CopyOptions(), False),
+        ({"/images/base.qcow2": True, "/images/root.raw": False}, "qcow2", CopyOptions(), False),
+        ({"/images/base.qcow2": True, "/images/root.raw": True}, None, CopyOptions(), False),
+        ({"/images/base.qcow2": True, "/images/root.raw": True}, "qcow2", CopyOptions(full=True),
+         False),
+    ],
+)  # fmt: skip
+def test_an_overlay_is_copied_alone_if_both_hosts_have_all_that_is_below_it(
+    same: dict[str, bool], format_: str | None, wish: CopyOptions, kept: bool
+) -> None:
+    above = replace(IMAGE, backing="base.qcow2", backing_format=format_)
+    chains = {"vdb": ("/images/base.qcow2", "/images/root.raw")}
+    plan = planned(
+        VDB, image=above, wish=wish, same={"/data/big.qcow2": False, **same}, chains=chains
+    )
+    assert codes(plan) == ["disk-copied" if kept else "disk-backing"]
+    assert plan.shallow == kept
+    if kept:
+        assert plan.copies[0].base == ("/images/base.qcow2", "qcow2")
+        assert "without its backing file /images/base.qcow2" in plan.findings[0].text
+    else:
+        assert "virsh blockpull GUEST vdb --wait" in str(plan.findings[0].hint)
+    unknown = planned(VDB, image=above, wish=wish, same={"/data/big.qcow2": False, **same})
+    assert codes(unknown) == ["disk-backing"], "the chain of a guest that is off is not known"
 
 
 @pytest.mark.parametrize(
@@ -194,12 +227,14 @@ def test_an_image_with_snapshots_inside_is_not_removed() -> None:
 
 def test_what_qemu_img_tells() -> None:
     told = """{"virtual-size": 536870912, "actual-size": 21250048, "format": "qcow2",
-      "cluster-size": 131072, "backing-filename": "base.qcow2", "snapshots": [{"id": "1"}],
+      "cluster-size": 131072, "backing-filename": "base.qcow2",
+      "backing-filename-format": "raw", "snapshots": [{"id": "1"}],
       "format-specific": {"type": "qcow2", "data": {"compat": "1.1", "compression-type": "zlib",
       "lazy-refcounts": true, "refcount-bits": 16, "corrupt": false, "extended-l2": false}}}"""
 
     assert images.parse(told, "640", "qcow2") == Image(
         size=Bytes(536870912), allocated=Bytes(21250048), mode="640", backing="base.qcow2",
+        backing_format="raw",
         snapshots=1, options="compat=1.1,cluster_size=131072,refcount_bits=16,lazy_refcounts=on,"
         "extended_l2=off,compression_type=zlib",
     )  # fmt: skip
