@@ -177,8 +177,8 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
     said = []
     for node, what, read_only in list(_beside(root, captured)):
         if read_only:
-            for child in node.findall("shareable"):
-                node.remove(child)
+            if node.tag == "disk":
+                _permit_writer(node)
             ET.SubElement(node, "readonly")
             said.append(f"{what} is read-only for the fork")
         elif memory:
@@ -191,6 +191,18 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
             said.append(f"{what} was removed from the fork")
     said += [f"in the fork, {one}" for one in lacks]
     return definition_text.text(root, xml), tuple(said)
+
+
+def _permit_writer(disk: ET.Element) -> None:
+    """Let QEMU open a disk beside the original, which has a lock for writing on it.
+
+    libvirt permits this for raw images only.
+    """
+    for child in disk.findall("shareable"):
+        disk.remove(child)
+    driver = disk.find("driver")
+    if driver is None or driver.get("type", "raw") == "raw":
+        ET.SubElement(disk, "shareable")
 
 
 def drives(xml: str) -> dict[str, str]:

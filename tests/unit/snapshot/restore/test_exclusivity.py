@@ -149,3 +149,15 @@ def test_a_fork_writes_into_nothing_it_shares(xml: str, said: str, able: bool) -
         changed, told = domain_xml.unshared(xml, {"vda"}, memory=False)
         assert told == (f"{said} was removed from the fork",)
     assert domain_xml.beside(changed, {"vda"}) == ()
+
+
+def test_a_shared_disk_can_be_read_beside_the_guest_that_writes_it() -> None:
+    """QEMU has a lock for writing on it, and lets others read it only if they permit a writer."""
+    changed, _ = domain_xml.unshared(SHARED, {"vda"}, memory=True)
+    disk = ET.fromstring(changed).findall("devices/disk")[-1]
+    assert [node.tag for node in disk if node.tag in ("shareable", "readonly")] == [
+        "shareable", "readonly",
+    ]  # fmt: skip
+    qcow2 = SHARED.replace("<source file='/s/data'/>", "<driver type='qcow2'/><source file='/s'/>")
+    changed, _ = domain_xml.unshared(qcow2, {"vda"}, memory=True)
+    assert "shareable" not in changed, "libvirt refuses it"
