@@ -145,6 +145,8 @@ def restore(
 def _show(done: "Restored", *, paused: bool) -> None:
     for warning in done.warnings:
         output.say(f"warning: {warning}")
+    for disk, base in done.bases.items():
+        output.out.print(f"disk {disk} is an overlay of {base}, with the data that differs from it")
     if not done.runs:
         output.out.print(
             f"{done.guest} is defined on {done.host} and is off, because the snapshot contains no"
@@ -156,8 +158,6 @@ def _show(done: "Restored", *, paused: bool) -> None:
         f"{done.guest} {how} on {done.host}: disks written in {show_seconds(done.disks)},"
         f" memory loaded in {show_seconds(done.memory)}"
     )
-    for disk, base in done.bases.items():
-        output.out.print(f"disk {disk} is an overlay of {base}, with the data that differs from it")
     if not done.whole:
         output.say(
             f"{done.guest}'s disks are being copied in the background; to watch, run vmckpt recover"

@@ -39,3 +39,20 @@ def test_what_is_for_one_guest_is_refused_for_a_group(stock: Stock) -> None:
     assert "--as is not available for a group, and g-uq6nkk3ydjr4zqhe is a group" in wrong
     code, _, wrong = stock("restore", "g-uq6nkk3ydjr4zqhe")
     assert (code, "no store has the complete group g-uq6nkk3ydjr4zqhe" in wrong) == (45, True)
+
+
+def test_a_base_image_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = replace(RESTORED, bases={"vda": "/srv/vm/debian.qcow2"}, runs=False)
+    cli_snapshot_restore._show(kept, paused=False)
+    assert "disk vda is an overlay of /srv/vm/debian.qcow2" in capsys.readouterr().out
+
+
+def test_links_that_stay_down_are_an_error(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "the network cards of fork have the original's MAC addresses"
+
+    async def restored(*_: object) -> object:
+        return replace(RESTORED, guest="fork", links_down=why)
+
+    monkeypatch.setattr(cli_snapshot_restore, "_restore", restored)
+    code, out, wrong = stock("restore", RESTORED.snapshot, "--as", "fork", "--link")
+    assert (code, "fork is running on alpha" in out, why in wrong) == (24, True, True)
