@@ -74,8 +74,9 @@ def require_usable(
     for path in chain:
         if not path.is_file() or path.resolve() != path:
             raise BadInput(f"{path} is not an ordinary file on this host")
-        for user, (guest, _) in users.items():
-            if Path(user).exists() and path.samefile(user):
+        for user, (guest, user_format) in users.items():
+            # Only a guest's own images have a format here; it does not write to backing files.
+            if user_format and Path(user).exists() and path.samefile(user):
                 raise BadInput(f"guest {guest} uses {path} as its disk")
         if any(Path(one).exists() and path.samefile(one) for one in written):
             raise BadInput(f"{path} is itself restored")

@@ -123,6 +123,8 @@ def test_a_base_that_a_guest_writes_is_not_used(tmp_path: Path) -> None:
     assert reason(base, web2=str(above)) == f"guest web2 uses {above} as its disk"
     assert reason(base, web2=str(below)) == f"guest web2 uses {below} as its disk"
     assert reason(base, written=str(below)) == f"{below} is itself restored"
+    as_backing_file = {str(above): ("web2", ""), str(below): ("web3", "")}
+    base_images.require_usable(base, "qcow2", [], as_backing_file)
     assert "format raw" in reason(base, format_="raw")
     assert reason(BaseImage(str(above), "qcow2", "it is elsewhere")) == "it is elsewhere"
 
