@@ -174,7 +174,7 @@ def test_a_host_in_maintenance_and_one_that_is_silent_get_nobody() -> None:
     going, left = placed(told)
     assert not going
     assert "maintenance" in left["a"]
-    assert "no route" in left["a"]
+    assert "gamma: the host does not answer" in left["a"]
     assert seen(told).silent == {"gamma": "no route"}
 
 
@@ -311,3 +311,13 @@ def test_a_clone_with_the_same_host_uuid_is_no_place_as_libvirt_refuses_it() -> 
     assert tenant.needs.never == {
         ("beta", "it has the same libvirt host UUID as the guest's host; run vmckpt doctor")
     }
+
+
+def test_many_hosts_that_do_not_answer_are_one_short_reason() -> None:
+    silent = [
+        Look(host=at(f"h{number}").host, error=f"h{number}: no route to host")
+        for number in range(200)
+    ]
+    going, left = placed(answers(at("alpha", vm("a")), *silent))
+    assert not going
+    assert left == {"a": "200 hosts: the host does not answer"}
