@@ -45,9 +45,12 @@ def grown(kept: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         yield kept
 
 
-def test_memory_that_is_plugged_in_is_protected_and_survives_the_host(pair: Bench) -> None:
-    pair.guest(**GUEST, boot=True)
-    protect(pair)
+@pytest.mark.parametrize("finder", ["write-tracking", "compare"])
+def test_memory_that_is_plugged_in_is_protected_and_survives_the_host(
+    pair: Bench, finder: str
+) -> None:
+    pair.guest(**GUEST, boot=True, shared_memory=finder == "compare")
+    protect(pair, "--finder", finder)
     epochs(pair)
     first = asked(pair)
     plug(pair)
