@@ -82,7 +82,7 @@ async def test_what_the_backup_refuses_is_said_as_it_says_it(agent: Agent) -> No
 async def test_without_a_standby_there_is_no_test(agent: Agent) -> None:
     agent.there = False
     for asked in (test_failover.begin, test_failover.end):
-        with pytest.raises(GuestLocked, match="no standby on beta: the standby's QEMU is gone"):
+        with pytest.raises(GuestLocked, match="that can be tested: the standby's QEMU is gone"):
             await asked(KNOWN, agent.caller)
 
 
