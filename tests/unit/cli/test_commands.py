@@ -43,6 +43,17 @@ ALL = 460
 """Modules in all; the most is 413, the lab's 530 aside."""
 
 
+_ACTS = {"cryptography", "libvirt", "paramiko", "tenacity", "yaml"}
+SERVICES = {
+    "fleet": {"libvirt", "tenacity", "yaml"},
+    "migration": _ACTS,
+    "protection": _ACTS,
+    "snapshots": _ACTS | {"numpy"},
+    "snapshot_restore": _ACTS | {"numpy"},
+}
+"""Libraries that a service loads before it queries hosts. SQLAlchemy is loaded meanwhile."""
+
+
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     told = subprocess.run(
@@ -59,6 +70,17 @@ def test_help_loads_nothing_that_only_the_command_needs(name: str, seen: dict[st
     assert one["code"] == 0
     assert HEAVY & set(one["tops"]) == NEEDED.get(name, set())
     assert name == "lab" or (len(one["ours"]) <= OURS and one["all"] <= ALL)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_loads_no_library_that_it_does_not_use(name: str) -> None:
+    code = f"import sys, vmckpt.app.{name}; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    tops = {one.partition(".")[0] for one in loaded.split()}
+
+    assert HEAVY & tops == SERVICES[name]
 
 
 @pytest.mark.parametrize("name", places())
