@@ -114,14 +114,21 @@ def _relay() -> str:
 
 
 @asynccontextmanager
-async def shared_logins() -> AsyncIterator[None]:
-    """Within the block, let all orders to a host use one ssh login, opened at the first order."""
-    logins: dict[str, Remote] = {}
+async def shared_logins(*hosts: Host) -> AsyncIterator[None]:
+    """Within the block, let all orders to a host use one ssh login.
+
+    The logins to `hosts` are opened immediately, the others at the first order.
+    """
+    logins = {host.name: Remote(host) for host in hosts if host.ssh is not None}
+    opening = [asyncio.create_task(one.open()) for one in logins.values()]
     outer = _logins.set(logins)
     try:
         yield
     finally:
         _logins.reset(outer)
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)  # an order reports the error
         for one in logins.values():
             await one.__aexit__()
 

@@ -46,7 +46,6 @@ Told = Callable[[ProtectionStatus], None]
 """Receives the primary's status while the first copy is made."""
 
 
-@agent_client.shared_logins()
 async def protect(
     setting: Setting, request: ProtectRequest, caller: Caller, told: Told
 ) -> Protected:
@@ -54,6 +53,13 @@ async def protect(
 
     Setting `caller.stop` cancels and leaves the guest as it was. Raises VmckptError, Cancelled.
     """
+    async with agent_client.shared_logins(setting.primary, setting.backup):
+        return await _protect(setting, request, caller, told)
+
+
+async def _protect(
+    setting: Setting, request: ProtectRequest, caller: Caller, told: Told
+) -> Protected:
     began = time.monotonic()
     async with Hypervisor(setting.primary) as hypervisor:
         guest = await domains.find_guest(hypervisor, request.guest)

@@ -125,6 +125,13 @@ class Remote:
         if self._client is not None:
             await asyncio.to_thread(self._client.close)
 
+    async def open(self) -> None:
+        """Open the connection, so that the first command need not wait for it.
+
+        Raises RemoteError or HostKeyRefused.
+        """
+        await self._connected()
+
     async def run(
         self, args: Sequence[str], *, text: str = "", limit: Seconds = COMMAND_LIMIT
     ) -> Answer:

@@ -158,7 +158,10 @@ async def take(
     check_words(request)
     require_capturable(guest, host, memory=request.memory)
     new = operation(host, store, guest, request)
-    async with recorded(new, guest.uuid, caller.warn) as recorder:
+    async with (
+        client.shared_logins(host),
+        recorded(new, guest.uuid, caller.warn) as recorder,
+    ):
         late = await follow(host, store, guest, hosts)
         taken = await SnapshotSession(host, store, keys, caller, recorder).run(guest, request)
         taken = replace(taken, warnings=(*late, *taken.warnings))

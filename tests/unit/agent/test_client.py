@@ -171,6 +171,33 @@ async def test_orders_share_a_login(machine: Machine, elsewhere: None) -> None:
     assert machine.sshd.logins == logins + 2
 
 
+async def test_a_shared_login_is_opened_ahead_of_the_orders(
+    machine: Machine, elsewhere: None
+) -> None:
+    text = AGENT.replace("VERSION", repr(__version__))
+    machine.program("vmckpt-agent", f'exec {BARE} -c {shlex.quote(text)} "$@"')
+    logins, called = machine.sshd.logins, threading.Event()
+
+    def greet(_: object) -> bool:
+        called.set()
+        return True
+
+    machine.sshd.greet = greet
+    async with client.shared_logins(machine.host):
+        assert await asyncio.to_thread(called.wait, 10.0)
+        await carried_out(machine)
+    assert machine.sshd.logins == logins + 1
+
+
+async def test_a_login_that_fails_ahead_of_the_orders_is_reported_by_an_order(
+    machine: Machine,
+) -> None:
+    async with client.shared_logins(machine.host):
+        machine.sshd.close()
+        with pytest.raises(RemoteError, match=r"^alpha: ssh to"):
+            await carried_out(machine)
+
+
 async def test_a_shared_login_that_broke_is_opened_again(machine: Machine, elsewhere: None) -> None:
     text = AGENT.replace("VERSION", repr(__version__))
     machine.program("vmckpt-agent", f'exec {BARE} -c {shlex.quote(text)} "$@"')

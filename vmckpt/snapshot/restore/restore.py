@@ -115,7 +115,7 @@ async def restore(
     for the restore stays off; the error reports this.
     """
     plan = planned(opened, request)
-    async with Hypervisor(host) as hypervisor:
+    async with client.shared_logins(host), Hypervisor(host) as hypervisor:
         warnings = (
             *plan.warnings,
             *await preflight.checked(hypervisor, opened.public, opened.private),
