@@ -28,7 +28,7 @@ from typing import Any
 from bench import snapshot_live
 from bench.migrate_vs_virsh import migrate_with_virsh
 from bench.snapshot_peers import Failed
-from vmckpt_lab import guests, lab, ledger
+from vmckpt_lab import guests, lab
 from vmckpt_lab.plan import LabPlan
 
 GUEST = "web1"
@@ -130,7 +130,6 @@ def run(plan: LabPlan, turns: int, only: list[str]) -> dict[str, Any]:
         "took_ms": clock.took,
         "migration_ms": {name: statistics.median(one) for name, one in clock.moved.items()},
         "phases": clock.phases,
-        "ledgers_whole": ledger.audit(plan, GUEST).whole,
     }
 
 
@@ -161,8 +160,6 @@ def main() -> None:
     show(found)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=2) + "\n")
-    if not found["ledgers_whole"]:
-        raise SystemExit("the ledgers do not agree")
 
 
 if __name__ == "__main__":
