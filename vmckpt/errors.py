@@ -10,6 +10,7 @@
      |    +-- HostUnreachable     11   no connection to the host's libvirt
      |    +-- OutcomeUnknown      13   it is unknown whether a call took effect
      |    +-- PeerLoginFailed     15   the source's libvirtd cannot log in to the target's
+     |    +-- MigrationRefused    10   libvirt refuses the migration; nothing was changed
      +-- RemoteError              12   the ssh connection, the login or the remote command failed
      |    +-- HostKeyRefused      14   the host's ssh key is unknown or has changed
      +-- JournalError             16   the journal cannot be opened, read or written
@@ -123,6 +124,13 @@ class PeerLoginFailed(HypervisorError):
     """The source's libvirtd could not log in to the target's; nothing was changed."""
 
     exit_code = 15
+
+
+class MigrationRefused(HypervisorError):
+    """libvirt refuses to migrate the guest; another attempt would be refused, too."""
+
+    of_guest: bool = False
+    """The guest's own definition or state is the reason, whatever the target is."""
 
 
 class RemoteError(VmckptError):

@@ -5,7 +5,7 @@ from bench.mutations.mutation import Area, Mutation, unit
 _RULES = unit("model/fencing")
 _PROOF = unit("protection/host_death")
 _ENDING = unit("protection/stop")
-_PREFLIGHT = unit("migration/plan/preflight")
+_PREFLIGHT = unit("migration/plan/preflight", "migration/plan/storage_checks")
 _PROTECT = unit("protection/preflight")
 _IDENTITY = unit("hypervisor/qemu_process/identity")
 _HOSTDIRS = unit("util/host_directories")
@@ -122,7 +122,8 @@ _FENCING = (
 
 _PREFLIGHTS = (
     Mutation(
-        name="unsafe-cache-moves", area=Area.PREFLIGHT, file="vmckpt/migration/plan/preflight.py",
+        name="unsafe-cache-moves", area=Area.PREFLIGHT,
+        file="vmckpt/migration/plan/storage_checks.py",
         old='    if disk.cache == "unsafe" and not disk.read_only:',
         new='    if disk.cache == "unsafe" and disk.read_only:',
         suite=_PREFLIGHT,
@@ -130,9 +131,9 @@ _PREFLIGHTS = (
     ),
     Mutation(
         name="other-file-is-the-disk", area=Area.PREFLIGHT,
-        file="vmckpt/migration/plan/preflight.py",
-        old="    elif same is False and not disk.read_only:",
-        new="    elif same is False and disk.read_only:",
+        file="vmckpt/migration/plan/storage_checks.py",
+        old="    elif same is False and disk.read_only:",
+        new="    elif same is False:",
         suite=_PREFLIGHT,
         breaks="A guest continues on a different disk with the same path.",
     ),
@@ -145,9 +146,9 @@ _PREFLIGHTS = (
     ),
     Mutation(
         name="storage-proven-by-half", area=Area.PREFLIGHT,
-        file="vmckpt/migration/plan/preflight.py",
-        old="        and all(facts.same_file.get(path) is True for path in disk.below)",
-        new="        and all(facts.same_file.get(path) is not False for path in disk.below)",
+        file="vmckpt/migration/plan/storage_checks.py",
+        old="        and all(facts.same_file.get(path) is True for path in _parts(disk))",
+        new="        and all(facts.same_file.get(path) is not False for path in _parts(disk))",
         suite=_PREFLIGHT,
         breaks="libvirt's check is skipped for disks about which nothing is known.",
     ),

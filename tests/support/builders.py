@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vmckpt.migration.plan.preflight import Facts
+from vmckpt.migration.plan.facts import Facts
 from vmckpt.model.guest import Disk, Guest, GuestState, Nic
 from vmckpt.model.host import Host, HostFacts, HostProbe, SshAddress
 from vmckpt.model.migration import JobPhase, JobSample

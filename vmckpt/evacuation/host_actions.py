@@ -25,7 +25,6 @@ from vmckpt.evacuation.plan.inventory import FleetView, Known, TravelMethod
 from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.plan.plan import Checks
 from vmckpt.evacuation.plan.planner import Scope
-from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Task
 from vmckpt.hypervisor import lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
@@ -39,7 +38,7 @@ from vmckpt.migration.plan import preflight
 from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import MigrateRequest, PolicyOverrides, Setting
 from vmckpt.model.events import Caller, Event, OnItsWay, Sampled
-from vmckpt.model.migration import Mode, Outcome
+from vmckpt.model.migration import FailureSide, Mode, Outcome
 from vmckpt.protection import active, relocate_standby
 from vmckpt.protection import stop as protection_stop
 from vmckpt.units import BytesPerSecond, Seconds

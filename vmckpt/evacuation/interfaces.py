@@ -12,7 +12,7 @@ from vmckpt.errors import Superseded
 from vmckpt.evacuation.bandwidth import Move
 from vmckpt.evacuation.plan.inventory import FleetView, Known
 from vmckpt.evacuation.plan.placement import Unplaced
-from vmckpt.evacuation.state import FailureSide
+from vmckpt.model.migration import FailureSide
 from vmckpt.units import BytesPerSecond, Seconds
 
 T = TypeVar("T")

@@ -8,17 +8,15 @@ from typing import Any
 from vmckpt.evacuation.interfaces import Arrived, Moved, MoveEnd
 from vmckpt.evacuation.plan.fleet import Tenant
 from vmckpt.evacuation.plan.placement import Unplaced
-from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Task
 from vmckpt.journal.records import Operation
 from vmckpt.migration.report import MigrationReport
-from vmckpt.model.finding import Severity
-from vmckpt.model.migration import Outcome
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.migration import FailureSide, Outcome
 from vmckpt.protection.steps import READY
 from vmckpt.units import Bytes, Seconds
 
 _GUEST = (Outcome.NOT_CONVERGED, Outcome.TIMED_OUT)
-_TARGET = (Outcome.FAILED, Outcome.BLOCKED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,14 @@ def judged(report: MigrationReport, job_hint: str) -> Moved:
     downtime = None if report.totals is None else report.totals.downtime
     if outcome is Outcome.COMPLETED:
         return Moved(good=True, job=report.job, took=report.total, downtime=downtime)
-    if outcome in _TARGET:
+    if outcome is Outcome.FAILED and report.refused is FailureSide.GUEST:
+        return Moved(
+            good=False, why=why, final="fix the reason, then run the command again", job=report.job
+        )
+    against = _against(report)
+    if outcome is Outcome.BLOCKED and against and against[0].where != report.target:
+        return Moved(good=False, why=why, blame=FailureSide.GUEST, job=report.job)
+    if outcome in (Outcome.FAILED, Outcome.BLOCKED):
         return Moved(good=False, why=why, blame=FailureSide.TARGET, job=report.job)
     if outcome in _GUEST:
         return Moved(good=False, why=why, blame=FailureSide.GUEST, job=report.job)
@@ -126,11 +131,13 @@ def judged(report: MigrationReport, job_hint: str) -> Moved:
 
 
 def _why(report: MigrationReport) -> str:
-    if report.outcome is Outcome.BLOCKED:
-        blockers = [one for one in report.findings if one.severity is Severity.BLOCKER]
-        if blockers:
-            return f"{blockers[0].where}: {blockers[0].text}"
+    if report.outcome is Outcome.BLOCKED and (blockers := _against(report)):
+        return f"{blockers[0].where}: {blockers[0].text}"
     return report.error or (report.warnings[-1] if report.warnings else str(report.outcome))
+
+
+def _against(report: MigrationReport) -> list[Finding]:
+    return [one for one in report.findings if one.severity is Severity.BLOCKER]
 
 
 def off(guest: str, host: str, why: str) -> Unplaced:

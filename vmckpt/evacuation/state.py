@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from types import MappingProxyType
 
 from vmckpt.evacuation import bandwidth, schedule
@@ -19,6 +18,7 @@ from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.schedule import Windows
+from vmckpt.model.migration import FailureSide
 from vmckpt.units import BytesPerSecond, Seconds, show_count
 
 _ELSEWHERE = 0.1
@@ -26,14 +26,6 @@ _ELSEWHERE = 0.1
 the cause of the failure."""
 _MORE = 1.1
 """A stream's bandwidth replaces the known bandwidth if it is higher by more than this factor."""
-
-
-class FailureSide(StrEnum):
-    """The side to which a failure is attributed."""
-
-    TARGET = "target"
-    GUEST = "guest"
-    """A move to any host would fail: for example, the guest does not converge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

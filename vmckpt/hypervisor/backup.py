@@ -199,7 +199,7 @@ class Backups:
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """Return the guest's checkpoints as recorded by libvirt, parents first."""
-        return self._seat.on_domain("listing checkpoints", _checkpoints)
+        return self._seat.on_domain("listing checkpoints", list_checkpoints)
 
     def forget(self, name: str) -> None:
         """Delete a checkpoint and its bitmaps, even if some bitmaps are missing.
@@ -218,7 +218,7 @@ class Backups:
         """
 
         def change(domain: libvirt.virDomain) -> tuple[str, ...]:
-            found = dict.fromkeys(one.name for one in _checkpoints(domain) if one.ours)
+            found = dict.fromkeys(one.name for one in list_checkpoints(domain) if one.ours)
             for disk in _facts(domain):
                 found |= dict.fromkeys(b.name for b in disk.bitmaps if b.name.startswith(MARK))
             strays = tuple(name for name in found if name not in keep)
@@ -271,7 +271,8 @@ def _abort(domain: libvirt.virDomain, socket: str) -> bool:
     return True
 
 
-def _checkpoints(domain: libvirt.virDomain) -> tuple[Checkpoint, ...]:
+def list_checkpoints(domain: libvirt.virDomain) -> tuple[Checkpoint, ...]:
+    """Return a domain's checkpoints, parents first. Raises libvirtError."""
     found = []
     for one in domain.listAllCheckpoints(libvirt.VIR_DOMAIN_CHECKPOINT_LIST_TOPOLOGICAL):
         with suppress(libvirt.libvirtError):  # the checkpoint was deleted meanwhile

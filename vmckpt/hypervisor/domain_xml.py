@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 
 import libvirt
 
+from vmckpt.definition import needs, unmigratable
 from vmckpt.errors import BadInput
 from vmckpt.model.guest import Disk, Guest, GuestState, Nic
 from vmckpt.model.migration import JobPhase, JobSample, JobTotals
@@ -63,6 +64,7 @@ _DEEPEST = 256
 _PIECE = 1 << 16
 # Above any real value, and small enough for arithmetic, JSON and the journal.
 _MOST = (1 << 63) - 1
+UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -192,6 +194,10 @@ def guest(
         saved=saved,
         nvram=path_of(root),
         tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
+        directories=tuple(
+            node.get("dir", "") for node in root.findall("devices/filesystem/target")
+        ),
+        refusals=unmigratable.refusals(root),
     )
 
 
@@ -279,7 +285,15 @@ def _disk(node: ET.Element) -> Disk:
             backing.get("type") not in (None, "file", "network")
             for backing in node.iter("backingStore")
         ),
+        device=node.get("device", "disk"),
+        optional=source is not None and source.get("startupPolicy") in needs.OPTIONAL,
+        data_file=_data_file(source),
     )  # fmt: skip
+
+
+def _data_file(source: ET.Element | None) -> str | None:
+    data = None if source is None else source.find("dataStore/source")
+    return None if data is None else data.get("file")
 
 
 def _nic(node: ET.Element) -> Nic:
@@ -295,22 +309,27 @@ def _nic(node: ET.Element) -> Nic:
 
 
 def _host_devices(devices: ET.Element) -> tuple[str, ...]:
+    """Return the host's devices that QEMU cannot migrate.
+
+    libvirt allows USB devices, and PCI devices that QEMU unplugs for a migration (teaming).
+    """
     found = []
     for node in devices.findall("hostdev"):
+        if node.get("type") == "usb" or _unplugged(node):
+            continue
         address = node.find("source/address")
         where = " ".join(address.attrib.values()) if address is not None else ""
         found.append(f"{node.get('type', 'device')} {where}".strip())
-    found += [
-        f"network card {nic.find('mac').get('address', '')}"  # type: ignore[union-attr]
-        for nic in devices.findall("interface[@type='hostdev']")
-        if nic.find("mac") is not None
-    ]
-    found += [
-        f"filesystem {fs.find('target').get('dir', '')}"  # type: ignore[union-attr]
-        for fs in devices.findall("filesystem")
-        if fs.find("target") is not None
-    ]
+    for card in devices.findall("interface[@type='hostdev']"):
+        mac = card.find("mac")
+        if mac is not None and not _unplugged(card):
+            found.append(f"network card {mac.get('address', '')}")
     return tuple(found)
+
+
+def _unplugged(node: ET.Element) -> bool:
+    teaming = node.find("teaming")
+    return teaming is not None and teaming.get("type") == "transient"
 
 
 def _shared_memory(root: ET.Element) -> bool:
@@ -325,6 +344,21 @@ def machines(capabilities: str) -> tuple[frozenset[str], frozenset[str]]:
     types |= {m.text for m in root.findall("guest/arch/domain/machine") if m.text}
     accelerators = {d.get("type", "") for d in root.findall("guest/arch/domain")}
     return frozenset(types), frozenset(accelerators - {""})
+
+
+def platforms(capabilities: str) -> dict[tuple[str, str], frozenset[str]]:
+    """Return the machine types of a host, by architecture and domain type.
+
+    A domain type may have machine types of its own; otherwise it has those of the architecture.
+    """
+    found: dict[tuple[str, str], frozenset[str]] = {}
+    for arch in tree(capabilities, "capabilities").findall("guest/arch"):
+        common = {node.text for node in arch.findall("machine") if node.text}
+        for domain in arch.findall("domain"):
+            own = {node.text for node in domain.findall("machine") if node.text}
+            key = arch.get("name", ""), domain.get("type", "")
+            found[key] = found.get(key, frozenset()) | frozenset(own or common)
+    return found
 
 
 def host_uuid(capabilities: str) -> str:

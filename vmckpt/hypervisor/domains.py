@@ -1,6 +1,5 @@
 """Guests of a host: list, describe, define, undefine; their links and stored definitions."""
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -44,7 +43,6 @@ _STOPPED_BY_QEMU = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN
 _EPOCH_PAUSE = Seconds(0.07)
 _LOOKS = 5
 UNKNOWN_JOB = "unknown"
-_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _MIGRATIONS = (GuestJob.INCOMING, GuestJob.OUTGOING)
 
 
@@ -253,7 +251,7 @@ def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | No
     """
     if domain_xml.not_in_xml(name):
         return None  # no guest can have such a name, and libvirt's calls do not accept it
-    by_uuid = _UUID.fullmatch(name) is not None
+    by_uuid = domain_xml.UUID.fullmatch(name) is not None
     try:
         return connection.lookupByUUIDString(name) if by_uuid else connection.lookupByName(name)
     except libvirt.libvirtError as exc:

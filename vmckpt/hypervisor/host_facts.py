@@ -42,6 +42,7 @@ def _read(connection: libvirt.virConnect) -> HostFacts:
         machines=machines,
         accelerators=accelerators,
         networks=frozenset(networks),
+        platforms=domain_xml.platforms(capabilities),
         guests=tuple(_guest(domain) for domain in connection.listAllDomains()),
     )
 

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 import libvirt
 import libvirt_qemu
 
-from vmckpt.errors import HypervisorError, PeerLoginFailed
+from vmckpt.errors import HypervisorError, MigrationRefused, PeerLoginFailed
 from vmckpt.hypervisor import connection as hypervisor_connection
 from vmckpt.hypervisor import domain_xml, domains
 from vmckpt.hypervisor.connection import Hypervisor
@@ -119,6 +119,20 @@ def _compression(order: MoveOrder, target: Host) -> Parameters:
     return found
 
 
+_OF_GUEST = (
+    libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_OPERATION_UNSUPPORTED,
+    libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED, libvirt.VIR_ERR_MIGRATE_UNSAFE,
+)  # fmt: skip
+"""Errors with which the source's libvirt refuses a migration (qemuMigrationSrcIsAllowed, …IsSafe,
+…BeginPhase of libvirt 9.0)."""
+_OF_TARGET = (
+    libvirt.VIR_ERR_CONFIG_UNSUPPORTED, libvirt.VIR_ERR_XML_ERROR, libvirt.VIR_ERR_XML_DETAIL,
+    libvirt.VIR_ERR_CPU_INCOMPATIBLE, libvirt.VIR_ERR_NO_SECRET, libvirt.VIR_ERR_NO_NETWORK,
+    libvirt.VIR_ERR_NO_NWFILTER, libvirt.VIR_ERR_NO_STORAGE_POOL, libvirt.VIR_ERR_NO_STORAGE_VOL,
+)  # fmt: skip
+"""Errors with which the target's libvirt refuses to start the guest."""
+
+
 def explained(error: HypervisorError, order: MoveOrder, target: Host) -> HypervisorError:
     """Return the error with a clearer cause and a hint where libvirt's message lacks them.
 
@@ -147,6 +161,10 @@ def explained(error: HypervisorError, order: MoveOrder, target: Host) -> Hypervi
     if order.zero_copy and "locked memory" in said:
         text = f"{error.host}: zero-copy: libvirtd cannot raise QEMU's limit for locked memory"
         return _renamed(error, text, "give libvirtd CAP_SYS_RESOURCE, or turn zero-copy off")
+    if error.code in _OF_GUEST or error.code in _OF_TARGET:
+        refusal = MigrationRefused(said, host=error.host, code=error.code)
+        refusal.of_guest = error.code in _OF_GUEST
+        return refusal
     return error
 
 

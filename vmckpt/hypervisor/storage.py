@@ -205,8 +205,7 @@ def _volumes(connection: libvirt.virConnect, xml: str, forgiven: tuple[int, ...]
         if source is None:
             continue
         try:
-            pool = connection.storagePoolLookupByName(source.get("pool", ""))
-            path = pool.storageVolLookupByName(source.get("volume", "")).path()
+            path = _volume_path(connection, source)
         except libvirt.libvirtError as exc:
             if exc.get_error_code() not in forgiven:
                 raise
@@ -214,6 +213,32 @@ def _volumes(connection: libvirt.virConnect, xml: str, forgiven: tuple[int, ...]
         if path.startswith("/"):
             found[path] = driver.get("type", "raw") if driver is not None else "raw"
     return found
+
+
+def volume_paths(connection: libvirt.virConnect, xml: str) -> dict[str, str]:
+    """Return the paths of disks that name a storage pool and a volume, by the disk's name.
+
+    Volumes that this host does not have are left out. Raises libvirtError, ValueError.
+    """
+    found = {}
+    for disk in domain_xml.tree(xml, "domain").iterfind("devices/disk[@type='volume']"):
+        source, target = disk.find("source"), disk.find("target")
+        if source is None or target is None:
+            continue
+        try:
+            path = _volume_path(connection, source)
+        except libvirt.libvirtError:
+            if connection.isAlive() != 1:
+                raise
+            continue
+        if path.startswith("/"):
+            found[target.get("dev", "?")] = path
+    return found
+
+
+def _volume_path(connection: libvirt.virConnect, source: ET.Element) -> str:
+    pool = connection.storagePoolLookupByName(source.get("pool", ""))
+    return pool.storageVolLookupByName(source.get("volume", "")).path()
 
 
 def images_in(xml: str) -> dict[str, str]:

@@ -1,11 +1,12 @@
 """One attempt to carry out a plan: journal, images on the target, engine, cleanup."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import LeaseLost, RemoteError, VmckptError
-from vmckpt.hypervisor import domains
+from vmckpt.hypervisor import domains, qmp
+from vmckpt.hypervisor.backup import Backups
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.migration import LibvirtMigrationDriver
 from vmckpt.journal.recorder import JournalStepLog
@@ -22,7 +23,7 @@ from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import Setting
 from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.migration.trace import Tracer
-from vmckpt.model.disk import Made
+from vmckpt.model.disk import Checkpoint, Made
 from vmckpt.model.events import Emit
 from vmckpt.model.migration import MigrationDriver, MoveOrder, Outcome
 from vmckpt.policy import loader
@@ -105,6 +106,10 @@ class _Attempt:
                 await context.step_log.settle(StepState.UNDONE)
             if context.tracer is not None:
                 context.tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
+        line = self._plan.facts.checkpoints
+        if line and ending.outcome is Outcome.COMPLETED:
+            lost = await keep_checkpoints(context.there, self._guest.uuid, line)
+            tidied = replace(tidied, troubles=tidied.troubles + lost)
         seen = await observed(
             context, self._guest.name, ending.outcome, ending.began, ending.elapsed
         )
@@ -205,6 +210,30 @@ class _Attempt:
         except VmckptError as exc:
             return (f"{self._guest.name} may still be defined on the target: {exc}",)
         return ()
+
+
+async def keep_checkpoints(
+    target: Hypervisor, uuid: str, line: Sequence[Checkpoint]
+) -> tuple[str, ...]:
+    """Define checkpoints on the target after the guest has arrived.
+
+    A migration transfers the bitmaps on shared disks, but not libvirt's checkpoints. `line`: the
+    checkpoints, parents first. Returns a line for each checkpoint that is lost.
+    """
+    try:
+        lost = await qmp.call_on_domain(
+            target, uuid, "redefining checkpoints",
+            lambda guest: Backups(guest).redefine(line), changes=True,
+        )  # fmt: skip
+    except VmckptError as exc:
+        lost, why = tuple(one.name for one in line), exc.message
+    else:
+        why = "a disk has no bitmap for it"
+    return tuple(
+        f"checkpoint {name} was not defined on {target.host.name}: {why}; the next backup must be a"
+        " full backup"
+        for name in lost
+    )
 
 
 async def observed(

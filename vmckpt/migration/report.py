@@ -5,7 +5,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vmckpt.model.finding import Finding
-from vmckpt.model.migration import Decision, Driver, JobSample, JobTotals, Mode, Outcome
+from vmckpt.model.migration import (
+    Decision,
+    Driver,
+    FailureSide,
+    JobSample,
+    JobTotals,
+    Mode,
+    Outcome,
+)
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
@@ -49,6 +57,8 @@ class MigrationReport:
     findings: tuple[Finding, ...] = ()
     error: str | None = None
     """Why the migration did not complete; usually libvirt's message."""
+    refused: FailureSide | None = None
+    """The side because of which libvirt refused the migration; None: it did not refuse."""
     policy: str | None = None
     mode: Mode | None = None
     """The chosen mode; None if no policy could be chosen."""

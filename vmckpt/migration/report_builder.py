@@ -61,6 +61,7 @@ def carried_out(
         decisions=ending.decisions,
         warnings=(*begun.warnings, *ending.warnings, *tidied.troubles, *tidied.stays),
         error=ending.error,
+        refused=ending.refused,
         switched=ending.switched,
         switchover=ending.switchover,
         forecast=_beside(plan, ending),

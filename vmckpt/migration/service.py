@@ -158,10 +158,11 @@ class Attempts:
 def should_retry(told: MigrationReport, policy: Policy, number: int) -> bool:
     """Return whether to try again after attempt `number`, counted from 1.
 
-    True only if the policy permits it and the guest kept running on the source.
+    True only if the policy permits it, the guest kept running on the source, and libvirt did not
+    refuse the migration, which it would do again.
     """
     wanted = policy.on_failure is OnFailure.RETRY and number <= policy.retries.times
-    return wanted and told.outcome is Outcome.FAILED
+    return wanted and told.outcome is Outcome.FAILED and told.refused is None
 
 
 def wait_before(retries: Retries, failed: int) -> Seconds:

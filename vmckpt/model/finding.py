@@ -32,3 +32,13 @@ class Finding:
     def as_json(self) -> dict[str, str | None]:
         """Return the object for `--json`; "mend" is the deprecated name of "hint"."""
         return {**asdict(self), "mend": self.hint}
+
+
+def blocker(code: str, where: str, text: str, hint: str | None) -> Finding:
+    """Return a finding that forbids the operation."""
+    return Finding(code=code, severity=Severity.BLOCKER, where=where, text=text, hint=hint)
+
+
+def warning(code: str, where: str, text: str, hint: str | None = None) -> Finding:
+    """Return a finding about something that may go wrong."""
+    return Finding(code=code, severity=Severity.WARNING, where=where, text=text, hint=hint)

@@ -93,6 +93,16 @@ class Disk:
     """Backing files in the disk's chain, which QEMU only reads."""
     on_device: bool = False
     """The chain contains a device or volume, which cannot be compared between two hosts."""
+    device: str = "disk"
+    """"disk", "cdrom", "floppy" or "lun"."""
+    optional: bool = False
+    """libvirt drops a medium that is missing on the target (startupPolicy)."""
+    data_file: str | None = None
+    """External data file of a qcow2 image, which is part of the image; None: it has none."""
+
+    @property
+    def removable(self) -> bool:
+        return self.device in ("cdrom", "floppy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +113,20 @@ class Nic:
     """libvirt's interface type: "bridge", "network", "direct", "hostdev", …"""
     source: str | None
     """Bridge, network or device to which the card is connected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A reason against every migration of a guest, whatever the target is."""
+
+    code: str
+    """Code of the finding."""
+    what: str
+    """The reason, as it continues after the guest's name: "has a transient disk: vda"."""
+    hint: str
+    by_qemu: bool = True
+    """QEMU refuses, and reports this itself; otherwise only libvirt refuses. QEMU also refuses to
+    save such a guest's state, as snapshots of memory and replication do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +171,10 @@ class Guest:
     """Path of the file with the firmware's variables; None if the guest has no such file."""
     tpm: bool = False
     """The guest has a TPM whose state is in files on its host."""
+    directories: tuple[str, ...] = ()
+    """Tags of the host's directories that are shared with the guest (<filesystem>)."""
+    refusals: tuple[Refusal, ...] = ()
+    """Devices and settings with which libvirt or QEMU refuses every migration."""
 
     @property
     def leaves(self) -> bool:

@@ -88,6 +88,20 @@ class HostFacts:
     networks: frozenset[str]
     """Active libvirt networks."""
     guests: tuple[GuestOnHost, ...]
+    platforms: Mapping[tuple[str, str], frozenset[str]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """Machine types by architecture and domain type, such as ("x86_64", "kvm"); empty: unknown."""
+
+    def runs(self, arch: str, accelerator: str) -> bool:
+        """Return whether the host runs guests of this architecture with this domain type."""
+        if self.platforms and arch:
+            return (arch, accelerator) in self.platforms
+        return accelerator in self.accelerators
+
+    def machines_of(self, arch: str, accelerator: str) -> frozenset[str]:
+        """Return the machine types for this architecture and domain type."""
+        return self.platforms.get((arch, accelerator), self.machines)
 
 
 class NoTrace(StrEnum):

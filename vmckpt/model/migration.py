@@ -240,6 +240,14 @@ class Decision:
     )
 
 
+class FailureSide(StrEnum):
+    """The side to which a failure is attributed."""
+
+    TARGET = "target"
+    GUEST = "guest"
+    """A move to any host would fail: for example, the guest does not converge."""
+
+
 class Outcome(StrEnum):
     """How a migration ended."""
 

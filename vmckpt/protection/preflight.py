@@ -7,7 +7,7 @@ from typing import Any
 from vmckpt.capture.device_limits import NOT_REPLICATED, not_replicated
 from vmckpt.model.disk import Room
 from vmckpt.model.epoch_cost import EpochCost, Finder
-from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.finding import Finding, Severity, blocker, warning
 from vmckpt.model.host import HostFacts
 from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_seconds
 
@@ -83,21 +83,21 @@ def check_move(seen: ProtectionFacts) -> list[Finding]:
 
 def _place(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.primary == seen.backup:
-        yield _blocker("same-host", seen.guest, "a standby on the guest's host protects nothing",
+        yield blocker("same-host", seen.guest, "a standby on the guest's host protects nothing",
                        "name another host with --to")  # fmt: skip
     if seen.standby_there:
-        yield _blocker(
+        yield blocker(
             "standby-there", seen.backup, f"{seen.backup} already has a standby of {seen.guest}",
             f"run vmckpt unprotect {seen.guest}; add --lost-journal if no journal records it",
         )  # fmt: skip
     elif seen.name_taken:
-        yield _blocker(
+        yield blocker(
             "name-taken", seen.backup,
             f"{seen.backup} already has a guest with the name or UUID of {seen.guest}",
             f"run virsh list --all on {seen.backup}; if that guest is not needed, undefine it",
         )  # fmt: skip
     for path in seen.missing:
-        yield _blocker(
+        yield blocker(
             "file-missing", seen.backup,
             f"{path} is missing; the guest needs this file, which is not copied",
             f"copy the file to the same path on {seen.backup}",
@@ -108,7 +108,7 @@ def _place(seen: ProtectionFacts) -> Iterator[Finding]:
 def _same_qemu(seen: ProtectionFacts) -> Iterator[Finding]:
     ours, theirs = seen.qemu.split(".")[:2], seen.backup_facts.qemu_version.split(".")[:2]
     if ours != theirs:
-        yield _blocker(
+        yield blocker(
             "qemu-version", seen.backup,
             f"the guest is running in QEMU {seen.qemu}, but {seen.backup} has"
             f" {seen.backup_facts.qemu_version}: only the same version can load its device state",
@@ -124,7 +124,7 @@ def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
     for (host, facts), free, wanted in zip(hosts, seen.shared_room, needed, strict=True):
         what = _EPOCHS if wanted == _ROOM else _COPY
         if facts.memory_free < wanted:
-            yield _blocker(
+            yield blocker(
                 "memory-short", host,
                 f"{host} has {show_bytes(facts.memory_free)} of free memory; {what} need"
                 f" {show_bytes(wanted)}",
@@ -132,7 +132,7 @@ def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
             )  # fmt: skip
         on_tmpfs = wanted if compares else _ROOM
         if free < on_tmpfs:
-            yield _blocker(
+            yield blocker(
                 "tmpfs-short", host,
                 f"/dev/shm on {host} has {show_bytes(free)} free;"
                 f" {what if compares else _EPOCHS} need {show_bytes(on_tmpfs)}",
@@ -166,7 +166,7 @@ def _pause(seen: ProtectionFacts, whole: Bytes) -> Iterator[Finding]:
         if tracked
         else f"{show_bytes(whole)} of memory must be compared, because {cost.why}"
     )
-    yield _blocker(
+    yield blocker(
         "pause-long", seen.guest,
         f"an epoch would pause the guest for about {show_seconds(pause)}, but only"
         f" {show_seconds(seen.max_pause)} is allowed: {how}",
@@ -176,7 +176,7 @@ def _pause(seen: ProtectionFacts, whole: Bytes) -> Iterator[Finding]:
 
 def _disk_logs(seen: ProtectionFacts) -> Iterator[Finding]:
     if not seen.disk_logs and any(not one["read_only"] and one["source"] for one in seen.disks):
-        yield _blocker(
+        yield blocker(
             "nbdkit-missing", seen.primary,
             f"{seen.primary} lacks nbdkit or its Python plugin, which records the guest's disk"
             " writes",
@@ -190,35 +190,35 @@ def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
         if disk["read_only"] or disk["source"] is None:
             # Files are not reported here: missing files are blockers of their own.
             if disk["source"] is not None and disk["kind"] != "file":
-                yield _warning("disk-read-only", seen.guest,
+                yield warning("disk-read-only", seen.guest,
                                f"{where} is read-only and not copied: {disk['source']} must also"
                                " exist on the backup")  # fmt: skip
             continue
         if disk["shareable"]:
-            yield _blocker(
+            yield blocker(
                 "disk-shared", seen.guest,
                 f"{where} is shareable: data that other guests have read cannot be rolled back",
                 "give the guest a disk of its own",
             )  # fmt: skip
         elif disk["node"] is None or disk["size"] is None:
-            yield _blocker(
+            yield blocker(
                 "disk-unknown", seen.guest, f"QEMU does not report the size or node of {where}",
                 "detach the disk, or use an image file",
             )  # fmt: skip
         elif disk["kind"] not in ("file", "block"):
-            yield _blocker(
+            yield blocker(
                 "disk-kind", seen.guest,
                 f"{where} has type {disk['kind']}; it is neither a file nor a block device",
                 "use an image file for the disk",
             )  # fmt: skip
         elif disk["format"] not in ("raw", "qcow2"):
-            yield _blocker(
+            yield blocker(
                 "disk-format", seen.guest, f"{where} is {disk['format']}, neither raw nor qcow2",
                 "convert the image to qcow2 with qemu-img convert",
             )  # fmt: skip
     for room in seen.rooms:
         if room.free < room.needed:
-            yield _blocker(
+            yield blocker(
                 "room-short", seen.backup,
                 f"{seen.backup} has {show_bytes(room.free)} of free space for images in"
                 f" {room.folder}; the guest's disks need {show_bytes(room.needed)} there",
@@ -228,10 +228,10 @@ def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
 
 def _devices(seen: ProtectionFacts) -> Iterator[Finding]:
     for kind in sorted(set(seen.devices) & set(NOT_REPLICATED)):
-        yield _blocker(f"device-{kind}", seen.guest, *not_replicated(kind, seen.guest))
+        yield blocker(f"device-{kind}", seen.guest, *not_replicated(kind, seen.guest))
     outputs = sorted(set(seen.devices) & {"serial", "graphics", "channel"})
     if outputs:
-        yield _warning(
+        yield warning(
             "output-not-held", seen.guest,
             f"output via {', '.join(outputs)} is not buffered; it is sent before the backup has the"
             " epoch that produced it",
@@ -240,14 +240,14 @@ def _devices(seen: ProtectionFacts) -> Iterator[Finding]:
 
 def _decision(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.automatic and not seen.has_lease and seen.fence is None:
-        yield _blocker(
+        yield blocker(
             "no-lease", seen.guest,
             "without a lease store or a fence agent, vmckpt cannot know that a silent host is dead",
             "add lease: postgresql://user@host/database to the inventory, or fence: to"
             f" {seen.primary}, or use --failover manual",
         )  # fmt: skip
     elif seen.automatic and not seen.has_lease:
-        yield _warning(
+        yield warning(
             "watched", seen.guest,
             f"only vmckpt run fails over automatically, after {seen.fence} has powered"
             f" {seen.primary} off: start vmckpt run on a third machine and keep it running",
@@ -255,12 +255,4 @@ def _decision(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.lease_store is not None and seen.lease_store.severity is Severity.WARNING:
         yield seen.lease_store
     if not seen.automatic:
-        yield _warning("by-hand", seen.guest, "failover is manual: run vmckpt failover if needed")
-
-
-def _blocker(code: str, where: str, text: str, hint: str | None) -> Finding:
-    return Finding(code=code, severity=Severity.BLOCKER, where=where, text=text, hint=hint)
-
-
-def _warning(code: str, where: str, text: str) -> Finding:
-    return Finding(code=code, severity=Severity.WARNING, where=where, text=text)
+        yield warning("by-hand", seen.guest, "failover is manual: run vmckpt failover if needed")

@@ -13,7 +13,8 @@ from vmckpt.evacuation import state as states
 from vmckpt.evacuation.bandwidth import Move, Under, advance, begin, over, shares
 from vmckpt.evacuation.plan.fleet import Fleet
 from vmckpt.evacuation.schedule import links_of
-from vmckpt.evacuation.state import EvacuationTerms, Failed, FailureSide, RunState
+from vmckpt.evacuation.state import EvacuationTerms, Failed, RunState
+from vmckpt.model.migration import FailureSide
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 _LONGEST = Seconds(7 * 86400.0)

@@ -9,10 +9,10 @@ from tests.support.fake_drivers import FakeDesk
 from tests.support.sights import by, vm
 from vmckpt.evacuation import state
 from vmckpt.evacuation.interfaces import Moved
-from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.journal.records import RequestKind
 from vmckpt.model.guest import GuestJob
+from vmckpt.model.migration import FailureSide
 from vmckpt.units import GIB
 
 pytestmark = pytest.mark.looptime(end=3000)

@@ -13,11 +13,10 @@ from vmckpt.evacuation.engine import Run
 from vmckpt.evacuation.interfaces import Moved, MoveEnd, Turn
 from vmckpt.evacuation.plan.inventory import FleetView, Known, Protected, TravelMethod
 from vmckpt.evacuation.report import Report
-from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.journal.records import RequestKind
 from vmckpt.model.guest import GuestJob, GuestState
-from vmckpt.model.migration import Outcome
+from vmckpt.model.migration import FailureSide, Outcome
 from vmckpt.units import GIB, Bytes, Seconds
 
 pytestmark = pytest.mark.looptime(end=20000)

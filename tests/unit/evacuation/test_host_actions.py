@@ -22,7 +22,6 @@ from vmckpt.evacuation.plan import planner
 from vmckpt.evacuation.plan.inventory import FleetView, Known, TravelMethod
 from vmckpt.evacuation.plan.plan import Checked
 from vmckpt.evacuation.report import Report
-from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.hypervisor import lifecycle
 from vmckpt.journal import location as locations
@@ -33,7 +32,7 @@ from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import MigrateRequest
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import GuestState
-from vmckpt.model.migration import Outcome
+from vmckpt.model.migration import FailureSide, Outcome
 from vmckpt.protection import active, agent_client
 from vmckpt.protection import stop as protection_stop
 from vmckpt.protection.agent_status import ProtectionStatus, parse_answer

@@ -9,12 +9,11 @@ from vmckpt.evacuation import report as reports
 from vmckpt.evacuation.interfaces import Arrived, MoveEnd
 from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.report import Report
-from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.journal.records import ControllerIdentity, Operation
 from vmckpt.migration.report import MigrationReport
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.migration import Driver, JobTotals, Outcome
+from vmckpt.model.migration import Driver, FailureSide, JobTotals, Outcome
 from vmckpt.units import Bytes, Seconds
 
 GOOD = MigrationReport(
@@ -71,6 +70,18 @@ def test_what_preflight_found_is_why() -> None:
     blocker = Finding(code="memory-room", severity=Severity.BLOCKER, where="beta", text="full")
     blocked = replace(GOOD, outcome=Outcome.BLOCKED, findings=(blocker,))
     assert reports.judged(blocked, "web1").why == "beta: full"
+
+
+def test_a_guest_that_libvirt_or_preflight_refuses_takes_no_host_out() -> None:
+    refused = replace(GOOD, outcome=Outcome.FAILED, error="no", refused=FailureSide.GUEST)
+    there = replace(refused, refused=FailureSide.TARGET)
+    own = Finding(code="disk-transient", severity=Severity.BLOCKER, where="web1", text="is so")
+    blocked = replace(GOOD, outcome=Outcome.BLOCKED, findings=(own,))
+
+    assert reports.judged(refused, "web1").final == "fix the reason, then run the command again"
+    assert reports.judged(there, "web1").final == ""
+    assert reports.judged(there, "web1").blame is FailureSide.TARGET
+    assert reports.judged(blocked, "web1").blame is FailureSide.GUEST
 
 
 def told(*left: Unplaced, stopped: bool = False, earlier: tuple[Arrived, ...] = ()) -> Report:

@@ -7,12 +7,8 @@ from tests.support.fleets import OFF, TERMS, fleet, guest, host
 from vmckpt.evacuation import state as states
 from vmckpt.evacuation.bandwidth import Move
 from vmckpt.evacuation.plan.fleet import Fleet
-from vmckpt.evacuation.state import (
-    Failed,
-    FailureSide,
-    Record,
-    RunState,
-)
+from vmckpt.evacuation.state import Failed, Record, RunState
+from vmckpt.model.migration import FailureSide
 from vmckpt.units import BytesPerSecond
 
 

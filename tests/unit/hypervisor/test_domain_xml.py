@@ -20,12 +20,14 @@ def test_a_guest_is_read_from_its_xml() -> None:
              shareable=False),
         Disk(target="vdb", kind="network", source="pool/x", cache=None, read_only=False,
              shareable=False),
-        Disk(target="sda", kind="file", source=None, cache=None, read_only=True, shareable=False),
+        Disk(target="sda", kind="file", source=None, cache=None, read_only=True, shareable=False,
+             device="cdrom"),
     )  # fmt: skip
     assert guest.nics[:2] == (Nic(kind="network", source="lan"), Nic(kind="bridge", source="br0"))
     assert guest.host_devices == (
-        "pci 0x0000 0x03 0x00 0x0", "network card 52:54:00:00:00:02", "filesystem tag",
+        "pci 0x0000 0x03 0x00 0x0", "network card 52:54:00:00:00:02",
     )  # fmt: skip
+    assert guest.directories == ("tag",)
     assert guest.boot_files == ("/k", "/fw.fd")
     assert guest.shared_memory
 

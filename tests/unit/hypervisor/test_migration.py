@@ -5,7 +5,7 @@ from typing import Any
 import libvirt
 import pytest
 
-from vmckpt.errors import HostUnreachable, HypervisorError
+from vmckpt.errors import HostUnreachable, HypervisorError, MigrationRefused
 from vmckpt.hypervisor import migration
 from vmckpt.model.host import Host
 from vmckpt.model.migration import AutoConverge, Compression, Driver, MoveOrder
@@ -195,3 +195,23 @@ def test_what_qemu_says_of_a_combination_is_not_taken_for_a_certificate() -> Non
     assert (
         migration.explained(refused, order, Host(name="beta", uri="qemu+tcp://b/system")) is refused
     )
+
+
+CODES = [
+    (libvirt.VIR_ERR_OPERATION_INVALID, True), (libvirt.VIR_ERR_MIGRATE_UNSAFE, True),
+    (libvirt.VIR_ERR_CONFIG_UNSUPPORTED, False), (libvirt.VIR_ERR_NO_SECRET, False),
+    (libvirt.VIR_ERR_OPERATION_FAILED, None), (libvirt.VIR_ERR_INTERNAL_ERROR, None), (None, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "of_guest"), CODES)
+def test_what_libvirt_refuses_is_told_by_its_code_from_what_may_succeed_later(
+    code: int | None, of_guest: bool | None
+) -> None:
+    found = migration.explained(
+        HypervisorError("alpha: no", host="alpha", code=code), order(), BETA
+    )
+
+    assert isinstance(found, MigrationRefused) is (of_guest is not None)
+    if isinstance(found, MigrationRefused):
+        assert (found.of_guest, found.message, found.code) == (of_guest, "alpha: no", code)

@@ -17,7 +17,7 @@ from vmckpt.journal.records import NewOperation, RequestKind
 from vmckpt.journal.store import Journal
 from vmckpt.lease.controller_lease import host_resource
 from vmckpt.migration.plan import preflight
-from vmckpt.migration.plan.preflight import Facts
+from vmckpt.migration.plan.facts import Facts
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.snapshot.request import RestoreRequest

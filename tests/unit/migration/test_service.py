@@ -7,7 +7,7 @@ import pytest
 from tests.support.policies import policy
 from vmckpt.migration import service
 from vmckpt.migration.report import MigrationReport
-from vmckpt.model.migration import Outcome
+from vmckpt.model.migration import FailureSide, Outcome
 from vmckpt.policy.model import OnFailure, Retries
 from vmckpt.units import Seconds
 
@@ -33,6 +33,13 @@ def test_waits_grow_up_to_the_longest() -> None:
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_only_what_failed_while_the_guest_went_on_is_tried_again(outcome: Outcome) -> None:
     assert service.should_retry(told(outcome), RETRYING, 1) is (outcome is Outcome.FAILED)
+
+
+@pytest.mark.parametrize("side", list(FailureSide))
+def test_what_libvirt_refuses_it_would_refuse_again(side: FailureSide) -> None:
+    refused = replace(told(Outcome.FAILED), refused=side)
+
+    assert not service.should_retry(refused, RETRYING, 1)
 
 
 def test_as_often_as_the_policy_says_and_if_it_says_so() -> None:

@@ -123,7 +123,7 @@ class Hosts:
     async def _fitting(self, look: Look, kinds: Mapping[str, Guest]) -> frozenset[str]:
         able = set()
         for kind, guest in kinds.items():
-            if look.facts is None or guest.accelerator not in look.facts.accelerators:
+            if look.facts is None or not look.facts.runs(guest.arch, guest.accelerator):
                 continue
             try:
                 if await host_host_facts.cpu_fits(self._libvirt[look.host.name], guest) is False:

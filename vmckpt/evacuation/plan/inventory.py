@@ -23,6 +23,8 @@ def fixed(guest: Guest) -> str | None:
     """Return why a running guest cannot move to any host, as preflight would; None if it can."""
     if (why := tied(guest)) is not None:
         return why
+    if guest.refusals:
+        return f"it {guest.refusals[0].what}"
     if guest.snapshots:
         return _snapshots(guest)
     if not guest.state.runs:
@@ -44,6 +46,8 @@ def immovable(guest: Guest) -> str | None:
         return (
             "its memory is saved on its host (managed save); on another host it would boot instead"
         )
+    if guest.directories:
+        return f"a directory of its host is shared with it: {guest.directories[0]}"
     if guest.tpm:
         return "its TPM state is on its host and can move only while the guest is running"
     for disk in guest.disks:
@@ -173,12 +177,12 @@ class FleetView:
 
 
 def cpu(guest: Guest) -> str:
-    """Return a name for the CPU and accelerator that a guest needs: "kvm", "kvm host-model
-    3fa2"."""
+    """Return a name for the CPU that a guest needs: "x86_64 kvm", "x86_64 kvm host-model 3fa2"."""
+    kind = f"{guest.arch} {guest.accelerator}"
     if guest.cpu_xml is None:
-        return guest.accelerator
+        return kind
     mark = hashlib.blake2s(guest.cpu_xml.encode(), digest_size=2).hexdigest()
-    return f"{guest.accelerator} {guest.cpu_mode or 'custom'} {mark}"
+    return f"{kind} {guest.cpu_mode or 'custom'} {mark}"
 
 
 def files(guest: Guest) -> list[str]:

@@ -6,7 +6,8 @@ from pathlib import PurePosixPath
 
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.migration.plan.preflight import LIBVIRT_DECIDES, Facts
+from vmckpt.migration.plan.facts import Facts
+from vmckpt.migration.plan.storage_checks import LIBVIRT_DECIDES
 from vmckpt.model.disk import CopyPlan
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest

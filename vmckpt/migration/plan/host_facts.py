@@ -1,22 +1,27 @@
 """Fetch the facts that preflight checks, from both hosts concurrently."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from vmckpt.definition.needs import Resource
 from vmckpt.errors import HostKeyRefused, HypervisorError, RemoteError
-from vmckpt.hypervisor import domains
+from vmckpt.hypervisor import domains, migration_source
 from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.migration_source import SourceAnswers
 from vmckpt.journal import maintenance
-from vmckpt.migration.plan.preflight import Facts
-from vmckpt.model.guest import Guest
+from vmckpt.migration.plan import target_resources
+from vmckpt.migration.plan.facts import Facts
+from vmckpt.migration.plan.target_resources import TargetAnswers
+from vmckpt.model.guest import Disk, Guest
 from vmckpt.model.host import Host
 from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote
+from vmckpt.remote.target_probe import TargetProbe, device_identities
 
 T = TypeVar("T")
 
@@ -30,6 +35,7 @@ class _SshFacts:
     post_copy_error: str | None = None
     post_copy_asked: bool = False
     memory_folder: str | None = None
+    probed: TargetProbe | None = None
     errors: tuple[str, ...] = ()
 
 
@@ -56,11 +62,16 @@ async def gather(
         asyncio.to_thread(maintenance.closed, target.host.name),
     )
     cpu_fits = None
-    seen = _SshFacts()
+    seen, answered, asked = _SshFacts(), TargetAnswers(), None
+    if guest is not None and guest.state.is_active:
+        asked, _ = await _or_error(migration_source.ask_source(source, guest.uuid))
     if guest is not None and target_error is None:
+        if asked is not None:
+            answered = await target_resources.ask_libvirt(target, asked)
+            guest = completed(guest, asked, answered)
         (cpu_fits, _), seen = await asyncio.gather(
             _or_error(host_host_facts.cpu_fits(target, guest)),
-            _over_ssh(remotes, guest, target.host),
+            _over_ssh(remotes, guest, target.host, asked.needs if asked is not None else ()),
         )
     return Facts(
         name=name,
@@ -81,7 +92,34 @@ async def gather(
         memory_folder=seen.memory_folder,
         ssh_errors=seen.errors,
         target_closed=closed,
+        needs=asked.needs if asked is not None else (),
+        answers=target_resources.combine(
+            asked.needs, answered.resources, seen.on_target or {}, seen.probed, guest.memory
+        )
+        if asked is not None and guest is not None
+        else {},
+        blocked=asked.blocked if asked is not None else (),
+        refused=answered.refused,
+        checkpoints=asked.checkpoints if asked is not None else (),
     )
+
+
+def completed(guest: Guest, source: SourceAnswers, target: TargetAnswers) -> Guest:
+    """Return the guest with the paths of its volumes and data files. Pure.
+
+    A volume that the target lacks, or has under another path, remains a volume, which cannot be
+    compared.
+    """
+
+    def disk(one: Disk) -> Disk:
+        path = source.volumes.get(one.target)
+        if one.data_file is None and one.target in source.data_files:
+            one = replace(one, data_file=source.data_files[one.target])
+        if one.kind != "volume" or path is None or target.volumes.get(one.target) != path:
+            return one
+        return replace(one, kind="block" if path.startswith("/dev/") else "file", source=path)
+
+    return replace(guest, disks=tuple(disk(one) for one in guest.disks))
 
 
 async def _or_error(call: Awaitable[T]) -> tuple[T | None, str | None]:
@@ -91,22 +129,23 @@ async def _or_error(call: Awaitable[T]) -> tuple[T | None, str | None]:
         return None, exc.message
 
 
-async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _SshFacts:
-    """Check files and network links of the hosts, which requires ssh."""
+async def _over_ssh(
+    remotes: Remotes | None, guest: Guest, target: Host, needs: Sequence[Resource]
+) -> _SshFacts:
+    """Check files, devices and network links of the hosts, which requires ssh."""
     if remotes is None:
         return _SshFacts(login_error=_no_host(target))
     here, there = remotes
-    on_file = [disk for disk in guest.disks if disk.kind == "file" and disk.source is not None]
-    written = sorted({disk.source or "" for disk in on_file if not disk.read_only})
-    below = {path for disk in guest.disks for path in disk.below}
-    files = sorted({*guest.boot_files, *(disk.source or "" for disk in on_file), *below})
+    wanted = _Files.of(guest)
+    present = sorted({*wanted.all, *target_resources.paths(needs)})
     # Shielded from cancellation: the probe file must be removed before the ssh login closes.
-    same = asyncio.create_task(probe.same_files(here, there, sorted({*written, *below})))
+    same = asyncio.create_task(_same(here, there, wanted))
     try:
-        links, same_file, present, login, (post_copy, folder) = await asyncio.gather(
+        links, same_file, on_target, probed, login, post_copy = await asyncio.gather(
             probe.links(there),
             asyncio.shield(same),
-            probe.present(there, files),
+            probe.present(there, present),
+            target_resources.probe(there, needs),
             _peer_login(here, there.host),
             probe.post_copy(there),
         )
@@ -119,12 +158,55 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _Ssh
     return _SshFacts(
         links=links,
         same_file=same_file,
-        on_target=present,
+        on_target=on_target,
         login_error=login,
-        post_copy_error=post_copy,
+        post_copy_error=post_copy[0],
         post_copy_asked=True,
-        memory_folder=folder,
+        memory_folder=post_copy[1],
+        probed=probed,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Files:
+    """The files and devices of a guest's disks."""
+
+    compared: list[str]
+    """Files that must be the same on both hosts."""
+    devices: list[str]
+    """Block devices that must be the same on both hosts."""
+
+    @property
+    def all(self) -> frozenset[str]:
+        return frozenset(self.compared) | frozenset(self.devices)
+
+    @staticmethod
+    def of(guest: Guest) -> "_Files":
+        files: set[str] = set()
+        devices: set[str] = set()
+        for disk in guest.disks:
+            files.update(disk.below)
+            if disk.data_file is not None:
+                files.add(disk.data_file)
+            if disk.source is not None and disk.kind == "file":
+                files.add(disk.source)
+            elif disk.source is not None and disk.kind == "block":
+                devices.add(disk.source)
+        return _Files(compared=sorted(files), devices=sorted(devices))
+
+
+async def _same(here: Remote, there: Remote, wanted: _Files) -> dict[str, bool]:
+    """Return, for each file and block device, whether both hosts have the same under its path.
+
+    Those about which nothing is known are left out. Raises RemoteError.
+    """
+    files, ours, theirs = await asyncio.gather(
+        probe.same_files(here, there, wanted.compared),
+        device_identities(here, wanted.devices),
+        device_identities(there, wanted.devices),
+    )
+    known = [path for path in wanted.devices if None not in (ours[path], theirs[path])]
+    return {**files, **{path: ours[path] == theirs[path] for path in known}}
 
 
 async def _peer_login(source: Remote, target: Host) -> str | None:

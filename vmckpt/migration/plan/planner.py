@@ -15,9 +15,9 @@ from vmckpt.migration.forecast import service as services
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.forecast.measure import Links
 from vmckpt.migration.forecast.service import GuestForecast
-from vmckpt.migration.plan import preflight, storage_copy, tls_checks
+from vmckpt.migration.plan import preflight, storage_checks, storage_copy, tls_checks
+from vmckpt.migration.plan.facts import Facts
 from vmckpt.migration.plan.host_facts import Remotes, gather
-from vmckpt.migration.plan.preflight import Facts
 from vmckpt.migration.plan.tls_checks import TlsVerdict
 from vmckpt.migration.request import PolicyOverrides
 from vmckpt.migration.run.progress import UNKNOWN
@@ -408,7 +408,7 @@ async def order(plan: Plan, source: Hypervisor) -> MoveOrder:
         driver=Driver.CLIENT if plan.facts.peer_login_error else Driver.PEER_TO_PEER,
         storage_proven=plan.copies.rest_shared
         if plan.copies.copies
-        else preflight.storage_proven(plan.facts),
+        else storage_checks.storage_proven(plan.facts),
         tls_name=plan.tls_name,
     )
     if not plan.copies.copies:

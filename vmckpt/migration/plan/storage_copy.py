@@ -30,7 +30,7 @@ from vmckpt.model.disk import (
     Place,
     Room,
 )
-from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.finding import Finding, Severity, blocker
 from vmckpt.policy.model import CopyKind, LeftBehind, Storage
 from vmckpt.remote import images as remote_images
 from vmckpt.remote.ssh import Remote
@@ -138,10 +138,6 @@ def _shared(drive: Drive, same_file: Mapping[str, bool]) -> bool:
     return drive.read_only or empty or same or drive.kind == "network"
 
 
-def _blocker(code: str, where: str, text: str, hint: str) -> Finding:
-    return Finding(code=code, severity=Severity.BLOCKER, where=where, text=text, hint=hint)
-
-
 def _named(drive: Drive) -> str:
     return f"disk {drive.name} ({drive.path})"
 
@@ -153,19 +149,19 @@ def _overrides(
     for name in wish.disks:
         drive = known.get(name)
         if drive is None:
-            yield _blocker(
+            yield blocker(
                 "disk-unknown", source, f"the guest has no disk {name!r}",
                 f"choose from the guest's disks: {', '.join(known) or 'none'}",
             )  # fmt: skip
         elif drive.path is None or drive.read_only:
-            yield _blocker(
+            yield blocker(
                 "disk-not-copied", source,
                 f"disk {name} is {'read-only' if drive.read_only else 'not a file'} and cannot be"
                 " copied",
                 f"remove {name} from storage.disks in the policy",
             )  # fmt: skip
         elif same_file.get(drive.path) is True:
-            yield _blocker(
+            yield blocker(
                 "disk-shared", source,
                 f"{_named(drive)} is the same file on both hosts: it would be copied onto itself",
                 f"remove {name} from storage.disks in the policy",
@@ -178,35 +174,35 @@ def _drive(
     """Yield the reason why a drive cannot be copied, if there is one."""
     what = _named(drive)
     if drive.kind != "file":
-        yield _blocker(
+        yield blocker(
             "disk-not-copied", source, f"{what} has type {drive.kind}; only files can be copied",
             "share the disk between the hosts",
         )  # fmt: skip
     elif drive.shareable:
-        yield _blocker(
+        yield blocker(
             "disk-shared", source,
             f"{what} is shared with other guests; they would not share the copy",
             "share its directory between the hosts",
         )  # fmt: skip
     elif drive.format not in FORMATS:
-        yield _blocker(
+        yield blocker(
             "disk-not-copied", source,
             f"{what} has format {drive.format}; only raw and qcow2 can be copied",
             "convert the image, or share its directory between the hosts",
         )  # fmt: skip
     elif drive.encrypted:
-        yield _blocker(
+        yield blocker(
             "disk-encrypted", source,
             f"{what} is encrypted by QEMU; the copy would not be encrypted",
             "share its directory between the hosts",
         )  # fmt: skip
     elif not isinstance(image, Image):
-        yield _blocker(
+        yield blocker(
             "disk-unread", source, image or f"{what} could not be examined",
             f"run vmckpt doctor {source}",
         )  # fmt: skip
     elif image.backing is not None and base is None:
-        yield _blocker(
+        yield blocker(
             "disk-backing", source,
             f"{what} has backing file {image.backing}, which is not copied, and is not known to be"
             " the same on both hosts",
@@ -215,12 +211,12 @@ def _drive(
             f" virsh blockpull GUEST {drive.name} --wait",
         )  # fmt: skip
     elif image.data_file is not None:
-        yield _blocker(
+        yield blocker(
             "disk-data-file", source, f"{what} has an external data file, {image.data_file}",
             "convert the image to one without an external data file",
         )  # fmt: skip
     elif image.damaged:
-        yield _blocker(
+        yield blocker(
             "disk-damaged", source, f"{what} is marked corrupt",
             "shut down the guest and run qemu-img check on the image",
         )  # fmt: skip
@@ -241,7 +237,7 @@ def _image(
     )  # fmt: skip
     internal = show_count(image.snapshots, "internal snapshot")
     if image.snapshots and wish.remove:
-        yield _blocker(
+        yield blocker(
             "disk-snapshots", source,
             f"removing {_named(drive)} also removes {internal}",
             "delete the snapshots, or set left_behind: keep in the policy",
@@ -277,7 +273,7 @@ def _twins(target: str, copies: Sequence[DiskCopy]) -> Iterator[Finding]:
     paths = [copy.path for copy in copies]
     for path in sorted({path for path in paths if paths.count(path) > 1}):
         names = " and ".join(copy.name for copy in copies if copy.path == path)
-        yield _blocker(
+        yield blocker(
             "disk-twins", target, f"disks {names} would both be copied to {path}",
             "use the same directories as on the source",
         )  # fmt: skip
@@ -286,17 +282,17 @@ def _twins(target: str, copies: Sequence[DiskCopy]) -> Iterator[Finding]:
 def _place(target: str, copy: DiskCopy, place: Place | None) -> Iterator[Finding]:
     folder = str(PurePosixPath(copy.path).parent)
     if place is None:
-        yield _blocker(
+        yield blocker(
             "disk-place-unknown", target, f"could not check {folder}",
             f"run vmckpt doctor {target}",
         )  # fmt: skip
     elif place.exists:
-        yield _blocker(
+        yield blocker(
             "disk-in-the-way", target, f"{copy.path} already exists and is not overwritten",
             "move the file away if it is not needed, or choose another directory",
         )  # fmt: skip
     elif not place.writable:
-        yield _blocker(
+        yield blocker(
             "disk-no-folder", target, f"{folder} does not exist, or is not writable",
             f"run mkdir -p {folder} there",
         )  # fmt: skip
@@ -320,7 +316,7 @@ def _rooms(copies: Sequence[DiskCopy], places: Mapping[str, Place]) -> Iterator[
 def _room(target: str, rooms: Sequence[Room]) -> Iterator[Finding]:
     for room in rooms:
         if room.needed > room.free:
-            yield _blocker(
+            yield blocker(
                 "disk-room", target,
                 f"{show_bytes(room.needed)} needed in {room.folder}, {show_bytes(room.free)} free",
                 "free some space there, or choose another directory",

@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
-from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.finding import Finding, Severity, blocker
 from vmckpt.model.host import CA, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, Host, QemuCertificates
 
 _GUIDE = "see libvirt's TLS guide (kbase/tlscerts)"
@@ -74,7 +74,7 @@ def tls_findings(
         fitting = tuple(name for name in names if _matches(name, carried))
     if not fitting:
         found.append(
-            _blocker(
+            blocker(
                 "tls-name",
                 target,
                 f"{at_target.folder}/{SERVER} is issued for {', '.join(carried) or 'no name'}, but"
@@ -91,10 +91,6 @@ def _finding(
     return Finding(code=code, severity=severity, where=where, text=text, hint=hint)
 
 
-def _blocker(code: str, where: str, text: str, hint: str) -> Finding:
-    return _finding(code, Severity.BLOCKER, where, text, hint)
-
-
 def _missing(
     source: str, target: str, at_source: QemuCertificates, at_target: QemuCertificates
 ) -> Iterator[Finding]:
@@ -106,14 +102,14 @@ def _missing(
     ):
         if gone := [name for name in needed if name not in has.present]:
             text = f"no {', '.join(gone)} in {has.folder}"
-            yield _blocker("tls-missing", host, text, _GUIDE)
+            yield blocker("tls-missing", host, text, _GUIDE)
         if "." in has.unreadable:
             text = f"QEMU, which runs as {has.user}, cannot enter {has.folder}"
-            yield _blocker("tls-unreadable", host, text, f"run chmod o+x {has.folder} there")
+            yield blocker("tls-unreadable", host, text, f"run chmod o+x {has.folder} there")
         for name in sorted(has.unreadable & set(needed)):
             path = f"{has.folder}/{name}"
             text = f"QEMU, which runs as {has.user}, cannot read {path}"
-            yield _blocker("tls-unreadable", host, text, f"run chown {has.user} {path} there")
+            yield blocker("tls-unreadable", host, text, f"run chown {has.user} {path} there")
         for name in needed:
             if name in has.present and name.endswith("cert.pem") and name not in has.pems:
                 text = f"{has.folder}/{name} cannot be read by the ssh login"
@@ -131,16 +127,16 @@ def _read(pem: str) -> list[x509.Certificate]:
 def _valid(host: str, path: str, pem: str, now: datetime) -> Iterator[Finding]:
     certificates = _read(pem)
     if not certificates:
-        yield _blocker("tls-invalid", host, f"{path} contains no certificate", f"replace {path}")
+        yield blocker("tls-invalid", host, f"{path} contains no certificate", f"replace {path}")
         return
     first = certificates[0]
     if now < first.not_valid_before_utc:
         begins = f"{first.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         text = f"{path} is not valid before {begins}"
-        yield _blocker("tls-invalid", host, text, f"wait, or correct the clock of {host}")
+        yield blocker("tls-invalid", host, text, f"wait, or correct the clock of {host}")
     if now > first.not_valid_after_utc:
         text = f"{path} expired on {first.not_valid_after_utc:%Y-%m-%d}"
-        yield _blocker("tls-invalid", host, text, f"renew {path}")
+        yield blocker("tls-invalid", host, text, f"renew {path}")
 
 
 def _signed(
@@ -156,7 +152,7 @@ def _signed(
         chain = _read(has.pems[name])
         known = _read(trusts.pems[CA])
         if not any(_issued(one, authority) for one in chain for authority in known):
-            yield _blocker(
+            yield blocker(
                 "tls-authority",
                 host,
                 f"{has.folder}/{name} is issued by {chain[0].issuer.rfc4514_string()}, which is"

@@ -4,7 +4,13 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from vmckpt.errors import HypervisorError, JournalError, OutcomeUnknown, PeerLoginFailed
+from vmckpt.errors import (
+    HypervisorError,
+    JournalError,
+    MigrationRefused,
+    OutcomeUnknown,
+    PeerLoginFailed,
+)
 from vmckpt.journal.records import Request
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.recovery.steps import Step
@@ -30,6 +36,7 @@ from vmckpt.model.guest import Presence
 from vmckpt.model.migration import (
     Decision,
     Driver,
+    FailureSide,
     JobPhase,
     JobSample,
     JobTotals,
@@ -98,10 +105,18 @@ class Ending:
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
     error: str | None
+    refused: FailureSide | None = None
+    """The side because of which libvirt refused the migration; None: it did not refuse."""
     switched: Seconds | None = None
     """When the switch to post-copy was ordered; None if it was never ordered."""
     switchover: Seconds | None = None
     """How long the guest was paused for post-copy; None if unknown, or if it was not switched."""
+
+
+def _refused(error: HypervisorError | None) -> FailureSide | None:
+    if not isinstance(error, MigrationRefused):
+        return None
+    return FailureSide.GUEST if error.of_guest else FailureSide.TARGET
 
 
 class Migration:
@@ -179,6 +194,7 @@ class Migration:
             decisions=tuple(self._tell.decisions),
             warnings=tuple(self._tell.warnings),
             error=str(error) if error is not None and outcome is not Outcome.COMPLETED else None,
+            refused=_refused(error),
             switched=self._switched,
             switchover=await self._migrations.switchover() if self._done.switched else None,
         )

@@ -8,18 +8,25 @@ import pytest
 
 from tests.support.builders import GUEST, HOST, host_facts
 from tests.support.shell import Shell
+from vmckpt.definition.host_resources import Kind
+from vmckpt.definition.needs import Answer, Resource
 from vmckpt.errors import HostUnreachable, RemoteError
-from vmckpt.hypervisor import domains
+from vmckpt.hypervisor import domains, migration_source
 from vmckpt.hypervisor import host_facts as hypervisor_facts
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.migration_source import SourceAnswers
 from vmckpt.journal import maintenance
 from vmckpt.migration.plan import host_facts as plan_facts
+from vmckpt.migration.plan import target_resources
+from vmckpt.migration.plan.facts import Facts
 from vmckpt.migration.plan.host_facts import Remotes
-from vmckpt.migration.plan.preflight import Facts
-from vmckpt.model.guest import Guest
+from vmckpt.migration.plan.target_resources import TargetAnswers
+from vmckpt.model.guest import Disk, Guest
 from vmckpt.model.host import Host, HostFacts
 from vmckpt.remote import probe
 
+KERNEL = Resource(kind=Kind.FILE, name="/boot/none")
+PORT = Resource(kind=Kind.PORT, name="1")
 BETA = replace(HOST, name="beta", uri="qemu+tcp://beta/system")
 
 
@@ -43,6 +50,14 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     async def fits(*_: object) -> bool:
         return True
 
+    async def ask_source(*_: object) -> SourceAnswers:
+        return SourceAnswers(xml="<domain/>", needs=(KERNEL, PORT), blocked=("why",))
+
+    async def ask_libvirt(*_: object) -> TargetAnswers:
+        return TargetAnswers(refused="no")
+
+    monkeypatch.setattr(migration_source, "ask_source", ask_source)
+    monkeypatch.setattr(target_resources, "ask_libvirt", ask_libvirt)
     monkeypatch.setattr(domains, "find_guest", find_guest)
     monkeypatch.setattr(hypervisor_facts, "host_facts", facts)
     monkeypatch.setattr(hypervisor_facts, "cpu_fits", fits)
@@ -62,6 +77,8 @@ async def test_of_hosts_that_answer_all_is_told(silent: set[str]) -> None:
     assert (found.source_error, found.target_error, found.ssh_errors) == (None, None, ())
     assert found.target_facts == host_facts("beta")
     assert not found.post_copy_asked
+    assert (found.needs, found.blocked, found.refused) == ((KERNEL, PORT), ("why",), "no")
+    assert found.answers == {}
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])
@@ -102,7 +119,8 @@ async def test_files_and_links_are_looked_for_over_ssh(
     found = await gathered(remotes)
 
     assert "lo" in (found.target_links or ())
-    assert found.on_target == {"/srv/web1.raw": False}
+    assert found.on_target == {"/srv/web1.raw": False, "/boot/none": False}
+    assert found.answers == {KERNEL: Answer.ABSENT, PORT: Answer.PRESENT}
     assert (found.post_copy_error, found.memory_folder) == ("by root only", "/dev/shm")
     assert found.post_copy_asked
 
@@ -123,3 +141,19 @@ async def test_logins_are_those_given_or_none_where_a_host_has_no_address(tmp_pa
         assert found is None
     async with plan_facts.logins(here, here) as found:
         assert found is None
+
+
+VOLUME = replace(GUEST.disks[0], kind="volume", source="v.img")
+
+
+def test_a_volume_is_compared_by_its_path_where_both_hosts_give_it_the_same() -> None:
+    def of(there: dict[str, str], path: str = "/srv/v.img") -> Disk:
+        source = SourceAnswers(xml="", volumes={"vda": path}, data_files={"vda": "/d"})
+        whole = replace(GUEST, disks=(VOLUME,))
+        return plan_facts.completed(whole, source, TargetAnswers(volumes=there)).disks[0]
+
+    same = replace(VOLUME, source="/srv/v.img", data_file="/d")
+    assert of({"vda": "/srv/v.img"}) == replace(same, kind="file")
+    assert of({}) == replace(VOLUME, data_file="/d")
+    assert of({"vda": "/mnt/v.img"}) == replace(VOLUME, data_file="/d")
+    assert of({"vda": "/dev/vg/v"}, "/dev/vg/v").kind == "block"

@@ -13,8 +13,8 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.migration_history import PastMove
 from vmckpt.migration import request
 from vmckpt.migration.plan import planner
+from vmckpt.migration.plan.facts import Facts
 from vmckpt.migration.plan.planner import NO_COPIES
-from vmckpt.migration.plan.preflight import Facts
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Driver, Mode, MoveOrder
 from vmckpt.model.same_host import SameUuid

@@ -3,15 +3,27 @@ from typing import Any
 
 import pytest
 
+from tests.support import foreign
 from tests.support.builders import FACTS, GUEST, host_facts
+from vmckpt.definition.host_resources import Kind
+from vmckpt.definition.needs import Answer, Resource
+from vmckpt.hypervisor import domain_xml
 from vmckpt.migration.plan import preflight
-from vmckpt.migration.plan.preflight import Facts
+from vmckpt.migration.plan.facts import Facts
+from vmckpt.model.disk import Checkpoint
 from vmckpt.model.finding import Severity
-from vmckpt.model.guest import GuestState, Nic
+from vmckpt.model.guest import GuestState, Nic, Refusal
 from vmckpt.model.host import GuestOnHost
 from vmckpt.units import Bytes
 
 DISK = GUEST.disks[0]
+KERNEL = Resource(kind=Kind.FILE, name="/boot/k")
+PAGES = Resource(kind=Kind.HUGE_PAGES, name="")
+TRANSIENT = Refusal(
+    code="disk-transient", what="has a transient disk: vda", hint="x", by_qemu=False
+)
+VIRGL = Refusal(code="video-3d", what="has 3D", hint="x")
+CHECKPOINT = Checkpoint(name="virtnbdbackup.0", parent=None, made_at=0)
 
 
 def guest(**changes: Any) -> Facts:
@@ -28,7 +40,6 @@ def on_target(name: str, uuid: str, state: GuestState) -> Facts:
 
 def test_nothing_is_said_of_a_guest_that_can_move() -> None:
     assert preflight.check_move(FACTS) == ()
-    assert preflight.storage_proven(FACTS)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +77,19 @@ CASES = [
         FACTS, guest=replace(GUEST, disks=(replace(DISK, below=("/base.raw",)),)),
         on_target={"/base.raw": False, "/srv/web1.raw": True})),
     ("storage-not-visible", guest(disks=(replace(DISK, kind="nvme", source=None),))),
-    ("file-missing", replace(
-        FACTS, guest=replace(GUEST, boot_files=("/boot/k",)), on_target={"/boot/k": False})),
+    ("file-missing", replace(FACTS, needs=(KERNEL,), answers={KERNEL: Answer.ABSENT})),
+    ("definition-refused", replace(FACTS, refused="unsupported configuration: x")),
+    ("qemu-blocks", replace(FACTS, blocked=("virtio-9p is mounted",))),
+    ("disk-transient", guest(refusals=(TRANSIENT,))),
     ("network-missing", replace(FACTS, target_links=frozenset({"lo"}))),
     ("network-missing", guest(nics=(Nic(kind="network", source="lan"),))),
     ("uuid-taken", on_target("other", GUEST.uuid, GuestState.SHUT_OFF)),
     ("uuid-taken", on_target("web1", GUEST.uuid, GuestState.RUNNING)),
     ("name-taken", on_target("web1", "another", GuestState.SHUT_OFF)),
     ("accelerator", target(accelerators=frozenset({"qemu"}))),
+    ("architecture", target(platforms={("aarch64", "kvm"): frozenset({"pc-q35-7.2"})})),
+    ("accelerator", target(platforms={("x86_64", "qemu"): frozenset({"pc-q35-7.2"})})),
+    ("machine-type", target(platforms={("x86_64", "kvm"): frozenset({"pc-q35-5.2"})})),
     ("machine-type", target(machines=frozenset({"pc-q35-5.2"}))),
     ("cpu-model", replace(FACTS, cpu_fits=False)),
     ("memory-room", target(memory_free=Bytes(300 << 20))),
@@ -113,6 +129,7 @@ def test_a_tcg_guest_that_flushes_its_tlb_or_a_newer_qemu_loses_no_writes() -> N
 
 
 WARNINGS = [
+    ("foreign-checkpoints", replace(FACTS, checkpoints=(CHECKPOINT,))),
     ("huge-pages", replace(target(memory_free=Bytes(0)), guest=replace(GUEST, huge_pages=True))),
     ("tcg-lost-writes", replace(FACTS, guest=TCG)),
     ("cpu-passthrough", guest(cpu_mode="host-passthrough")),
@@ -159,47 +176,40 @@ def test_an_empty_drive_is_no_obstacle() -> None:
     assert preflight.check_move(guest(disks=(DISK, empty))) == ()
 
 
-def test_storage_that_was_not_looked_at_is_not_proven() -> None:
-    assert not preflight.storage_proven(replace(FACTS, same_file={}))
-
-
-@pytest.mark.parametrize("kind", ["volume", "block", "dir"])
-def test_one_disk_that_cannot_be_proven_leaves_all_to_libvirt(kind: str) -> None:
-    facts = guest(disks=(DISK, replace(DISK, target="vdb", kind=kind, source="pool/x")))
-
-    assert not preflight.storage_proven(facts)
-    assert [f.code for f in preflight.check_move(facts)] == ["storage-unproven"]
-
-
-def test_network_disks_are_shared_by_nature_and_media_need_only_be_there() -> None:
-    remote = replace(DISK, target="vdb", kind="network", source="pool/x")
-    medium = replace(DISK, target="sda", source="/iso/a.iso", read_only=True)
-    facts = replace(guest(disks=(DISK, remote, medium)), on_target={"/iso/a.iso": True})
-
-    assert preflight.storage_proven(facts)
-    assert preflight.check_move(facts) == ()
-
-
 def test_a_guest_that_stands_still_for_its_job_is_not_to_be_resumed() -> None:
     found = preflight.check_move(guest(state=GuestState.PAUSED, job="outgoing migration"))
     assert [f.code for f in found] == ["job-in-progress"]
 
 
-def test_an_image_that_a_disk_lies_on_must_be_the_same_or_hold_the_same() -> None:
-    on = replace(DISK, below=("/base.raw",))
-    facts = replace(guest(disks=(on,)), on_target={"/srv/web1.raw": True, "/base.raw": True})
-    same = replace(facts, same_file={"/srv/web1.raw": True, "/base.raw": True})
-    assert preflight.check_move(same) == ()
-    assert preflight.storage_proven(same)
-    another = replace(facts, same_file={"/srv/web1.raw": True, "/base.raw": False})
-    (found,) = preflight.check_move(another)
-    assert (found.code, found.severity) == ("storage-backing", Severity.WARNING)
-    assert not preflight.storage_proven(another)
-    assert not preflight.storage_proven(replace(facts, same_file={"/srv/web1.raw": True}))
-    assert not preflight.storage_proven(guest(disks=(replace(DISK, on_device=True),)))
+def test_what_qemu_refuses_is_said_once() -> None:
+    refused = replace(guest(refusals=(VIRGL,)), blocked=("virgl is not yet migratable",))
+    more = replace(refused, blocked=("virgl is not yet migratable", "virtio-9p is mounted"))
+
+    assert [one.code for one in preflight.check_move(refused)] == ["video-3d"]
+    assert [one.code for one in preflight.check_move(more)] == ["video-3d", "qemu-blocks"]
 
 
-def test_a_disk_without_a_path_is_no_empty_drive_unless_it_may_be_one() -> None:
-    nvme = replace(DISK, kind="nvme", source=None)
-    assert not preflight.storage_proven(guest(disks=(nvme,)))
-    assert preflight.storage_proven(guest(disks=(replace(DISK, source=None),)))
+def test_libvirts_first_reason_is_left_out_where_a_finding_explains_it() -> None:
+    facts = replace(
+        FACTS, needs=(KERNEL,), answers={KERNEL: Answer.ABSENT}, refused="cannot open /boot/k"
+    )
+
+    assert [one.code for one in preflight.check_move(facts)] == ["file-missing"]
+
+
+def test_huge_pages_that_were_counted_need_no_warning() -> None:
+    facts = replace(guest(huge_pages=True), needs=(PAGES,))
+    short = replace(facts, answers={PAGES: Answer.ABSENT})
+
+    assert preflight.check_move(replace(facts, answers={PAGES: Answer.PRESENT})) == ()
+    assert [one.code for one in preflight.check_move(short)] == ["huge-pages-short"]
+
+
+def test_a_host_of_another_architecture_runs_no_kvm_guest_of_this_one() -> None:
+    platforms = domain_xml.platforms(foreign.text("capabilities-aarch64-host-with-x86-tcg"))
+    facts = target(platforms=platforms)
+    emulated = replace(GUEST, accelerator="qemu", kernel_arguments="pti=on")
+    (found,) = preflight.check_move(facts)
+
+    assert found.code == "accelerator"
+    assert preflight.check_move(replace(facts, guest=emulated)) == ()

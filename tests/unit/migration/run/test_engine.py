@@ -5,7 +5,7 @@ import pytest
 from tests.support.builders import sample
 from tests.support.engine_runs import phases, run
 from tests.support.fake_drivers import GONE, MOVING, PAUSED, RUNS, SILENT, FakeMover, refusal
-from vmckpt.errors import OutcomeUnknown, PeerLoginFailed
+from vmckpt.errors import MigrationRefused, OutcomeUnknown, PeerLoginFailed
 from vmckpt.migration.run.engine import PATIENCE
 from vmckpt.migration.run.progress import INTERVAL
 from vmckpt.model.events import Decided, Event, Sampled
@@ -87,6 +87,15 @@ async def test_a_failure_is_told_in_libvirts_words_and_the_limit_set_back() -> N
 
     assert (ending.outcome, ending.error) == (Outcome.FAILED, "alpha: migration: no room")
     assert migrations.calls[-1] == "downtime 0.3"
+
+
+@pytest.mark.parametrize(("of_guest", "side"), [(True, "guest"), (False, "target")])
+async def test_a_refusal_names_the_side_that_is_the_reason(of_guest: bool, side: str) -> None:
+    refused = MigrationRefused("alpha: migration: no", host="alpha")
+    refused.of_guest = of_guest
+
+    assert (await run(FakeMover(errors=[refused]))).refused == side
+    assert (await run(FakeMover(errors=[refusal("migration: no room")]))).refused is None
 
 
 async def test_a_source_that_cannot_log_in_at_the_target_lets_the_client_drive() -> None:

@@ -1,0 +1,1 @@
+"""What a domain XML needs from its host, and what it contains that cannot be migrated."""
