@@ -1,0 +1,328 @@
+"""What only the source has is a blocker before a migration, and the hints remove it.
+
+Each guest is started by the source's libvirt with something that the target lacks. No attempt to
+migrate it is started. Where the hint is a command, the command is run, and the guest can move.
+"""
+
+import json
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.lab.bench import Bench
+from vmckpt_lab import host
+
+_XML = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid>
+<memory unit='MiB'>32</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type>{os}</os>{top}
+<devices><emulator>{emulator}</emulator>{devices}</devices></domain>"""
+_QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A lab, and a directory that is another one on each host."""
+
+    bench: Bench
+    folder: Path
+    name: str
+
+    def on(self, at: str, *words: str) -> str:
+        return self.bench.inside(at, *words)
+
+    def put(self, at: str, name: str, text: str = "x") -> str:
+        """Write a file into the directory of one host."""
+        path = str(self.folder / name)
+        self.on(at, "sh", "-c", 'printf %s "$2" >"$1"', "sh", path, text)
+        return path
+
+    def start(
+        self, devices: str = "", *, top: str = "", os: str = "", emulator: str = _QEMU
+    ) -> None:
+        xml = _XML.format(name=self.name, uuid=uuid4(), os=os, top=top, devices=devices,
+                          emulator=emulator)  # fmt: skip
+        path = self.bench.plan.shared / f"{self.name}.xml"
+        path.write_text(xml)
+        try:
+            self.on("alpha", "virsh", "create", str(path))
+        finally:
+            path.unlink()
+
+    def blockers(self) -> list[dict[str, str]]:
+        done = self.bench.run("migrate", self.name, "--to", "beta", "--dry-run", "--json")
+        assert done.code in (0, 21), done.err
+        return [one for one in done.json["findings"] if one["severity"] == "blocker"]
+
+    def hint(self) -> str:
+        (only,) = self.blockers()
+        return only["hint"]
+
+    def run_hint(self) -> None:
+        """Run the command in the hint on the host that it names, as an operator would."""
+        match = re.fullmatch(
+            r"(?:.*: )?(?:run )?((?:virsh|mkdir) .*?)(?: on (\w+).*)?", self.hint()
+        )
+        assert match is not None, self.hint()
+        self.on(match[2] or "alpha", *shlex.split(match[1]))
+
+
+@pytest.fixture
+def scene(bench: Bench) -> Iterator[Scene]:
+    name = f"lacks-{uuid4().hex[:6]}"
+    made = Scene(bench, bench.plan.private / name, name)
+    for at in ("alpha", "beta"):
+        made.on(at, "mkdir", "-p", str(made.folder))
+        made.on(at, "chmod", "755", str(made.folder))
+    yield made
+    for at in ("alpha", "beta"):
+        subprocess.run(host.enter(bench.plan.host(at), "virsh", "destroy", name),
+                       capture_output=True, check=False)  # fmt: skip
+        made.on(at, "rm", "-rf", str(made.folder))
+
+
+def _serial_folder(scene: Scene) -> None:
+    scene.on("alpha", "mkdir", str(scene.folder / "log"))
+    scene.start(f"<serial type='file'><source path='{scene.folder}/log/a'/></serial>")
+
+
+def _log(scene: Scene) -> None:
+    scene.on("alpha", "mkdir", str(scene.folder / "log"))
+    scene.start(f"<serial type='pty'><log file='{scene.folder}/log/a'/></serial>")
+
+
+def _fw_cfg(scene: Scene) -> None:
+    path = scene.put("alpha", "blob")
+    scene.start(top=f"<sysinfo type='fwcfg'><entry name='opt/a/b' file='{path}'/></sysinfo>")
+
+
+def _rom(scene: Scene) -> None:
+    path = scene.put("alpha", "rom", "x" * 1024)
+    scene.start(
+        "<interface type='user'><mac address='52:54:00:00:00:09'/><model type='virtio'/>"
+        f"<rom bar='on' file='{path}'/></interface>"
+    )
+
+
+def _emulator(scene: Scene) -> None:
+    path = str(scene.folder / "qemu")
+    scene.on("alpha", "ln", "-s", _QEMU, path)
+    scene.start(emulator=path)
+
+
+def _pipe(scene: Scene) -> None:
+    path = str(scene.folder / "pipe")
+    scene.on("alpha", "mkfifo", path)
+    scene.start(f"<serial type='pipe'><source path='{path}'/></serial>")
+
+
+def _missing_disk(scene: Scene) -> None:
+    path = str(scene.folder / "a.img")
+    scene.on("alpha", "truncate", "-s", "1M", path)
+    scene.start(
+        f"<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{path}'/>"
+        "<target dev='vda'/><readonly/></disk>"
+    )
+
+
+def _cd(scene: Scene) -> None:
+    path = str(scene.folder / "a.iso")
+    scene.on("alpha", "truncate", "-s", "1M", path)
+    scene.start(
+        "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/>"
+        f"<source file='{path}'/><target dev='sda' bus='sata'/><readonly/></disk>"
+    )
+
+
+def _address(scene: Scene) -> None:
+    own = scene.bench.plan.host("alpha").address
+    scene.start(f"<graphics type='vnc' listen='{own}'/>")
+
+
+def _transient(scene: Scene) -> None:
+    path = scene.bench.plan.shared / f"{scene.name}.raw"
+    path.touch()
+    try:
+        scene.on("alpha", "truncate", "-s", "1M", str(path))
+        scene.start(
+            "<disk type='file' device='disk'><driver name='qemu' type='raw'/>"
+            f"<source file='{path}'/><target dev='vda' bus='virtio'/><transient/></disk>"
+        )
+    finally:
+        path.unlink()
+
+
+def _shmem(scene: Scene) -> None:
+    scene.start(
+        f"<shmem name='{scene.name}' role='peer'><model type='ivshmem-plain'/>"
+        "<size unit='M'>1</size></shmem>"
+    )
+
+
+def _pool(scene: Scene) -> None:
+    """A pool on a shared directory that only alpha has."""
+    shared = scene.bench.plan.shared / scene.name
+    shared.mkdir()
+    for command in (
+        ("pool-define-as", scene.name, "dir", "--target", str(shared)),
+        ("pool-start", scene.name), ("vol-create-as", scene.name, "v.raw", "1M", "--format", "raw"),
+    ):  # fmt: skip
+        scene.on("alpha", "virsh", *command)
+    scene.start(_volume(scene.name))
+
+
+def _volume(pool: str) -> str:
+    return (
+        "<disk type='volume' device='disk'><driver name='qemu' type='raw'/>"
+        f"<source pool='{pool}' volume='v.raw'/><target dev='vda' bus='virtio'/></disk>"
+    )
+
+
+LACKING: dict[str, tuple[Callable[[Scene], None], bool]] = {
+    "directory-missing": (_serial_folder, True),
+    "directory-missing of a log": (_log, True),
+    "file-missing of firmware configuration": (_fw_cfg, False),
+    "file-missing of a ROM": (_rom, False),
+    "file-missing of QEMU": (_emulator, False),
+    "file-missing of a pipe": (_pipe, False),
+    "storage-not-visible of a disk": (_missing_disk, False),
+    "storage-not-visible of a CD": (_cd, True),
+    "address-missing": (_address, False),
+    "disk-transient": (_transient, False),
+    "shmem": (_shmem, False),
+}
+
+
+@pytest.mark.parametrize("code", LACKING)
+def test_what_the_target_lacks_is_said_before_an_attempt_with_a_hint_that_helps(
+    code: str, scene: Scene
+) -> None:
+    start, has_command = LACKING[code]
+    start(scene)
+    found = scene.blockers()
+
+    assert [one["code"] for one in found] == [code.split(maxsplit=1)[0]]
+    assert found[0]["hint"]
+    refused = scene.bench.run("migrate", scene.name, "--to", "beta", "--json")
+    assert (refused.code, refused.json["attempts"]) == (21, 1)
+    assert refused.json["total_ms"] in (None, 0)
+    if has_command:
+        scene.run_hint()
+        assert scene.blockers() == []
+
+
+def test_a_port_that_is_taken_there(scene: Scene) -> None:
+    target = scene.bench.plan.host("beta")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    listener = subprocess.Popen(
+        host.enter(target, "python3", "-c", f"import socket, time; s = socket.create_server("
+                   f"('0.0.0.0', {port})); print('on', flush=True); time.sleep(300)"),
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert listener.stdout is not None
+        assert listener.stdout.readline() == "on\n"
+        scene.start(f"<graphics type='vnc' port='{port}' autoport='no' listen='0.0.0.0'/>")
+        assert [one["code"] for one in scene.blockers()] == ["port-in-use"]
+    finally:
+        listener.kill()
+        listener.wait()
+    assert scene.blockers() == []
+
+
+def test_a_pool_is_defined_started_and_read_again_as_the_hints_say(scene: Scene) -> None:
+    shared = scene.bench.plan.shared / scene.name
+    path = scene.bench.plan.shared / f"{scene.name}.pool"
+    try:
+        _pool(scene)
+        (found,) = scene.blockers()
+        assert found["code"] == "pool-missing"
+        xml = scene.on("alpha", "virsh", "pool-dumpxml", scene.name)
+        (scene.bench.plan.shared / f"{scene.name}.pool").write_text(xml)
+        scene.on(
+            "beta", "virsh", "pool-define", str(scene.bench.plan.shared / f"{scene.name}.pool")
+        )
+        assert scene.hint() == f"run virsh pool-start {scene.name} on beta"
+        scene.run_hint()
+        assert scene.blockers() == []
+        scene.bench.good("migrate", scene.name, "--to", "beta")
+        assert scene.name in scene.on("beta", "virsh", "list", "--name").split()
+    finally:
+        for at in ("alpha", "beta"):
+            for command in ("destroy", "pool-destroy", "pool-undefine"):
+                subprocess.run(host.enter(scene.bench.plan.host(at), "virsh", command, scene.name),
+                               capture_output=True, check=False)  # fmt: skip
+        path.unlink(missing_ok=True)
+        (shared / "v.raw").unlink(missing_ok=True)
+        shared.rmdir()
+
+
+def test_a_secret_that_is_missing_or_has_no_value(scene: Scene) -> None:
+    image = scene.bench.plan.shared / f"{scene.name}.luks"
+    uuid, key = str(uuid4()), scene.put("alpha", "key", "secret")
+    subprocess.run(
+        ("qemu-img", "create", "-q", "--object", "secret,id=s,data=secret", "-f", "luks", "-o",
+         "key-secret=s,iter-time=10", str(image), "1M"), check=True,
+    )  # fmt: skip
+    xml = (
+        f"<secret ephemeral='yes' private='no'><uuid>{uuid}</uuid>"
+        f"<usage type='volume'><volume>{image}</volume></usage></secret>"
+    )
+    path = scene.bench.plan.shared / f"{scene.name}.secret"
+    path.write_text(xml)
+    try:
+        scene.on("alpha", "virsh", "secret-define", str(path))
+        scene.on("alpha", "virsh", "secret-set-value", uuid, "--file", key, "--plain")
+        scene.start(
+            "<disk type='file' device='disk'><driver name='qemu' type='raw'/>"
+            f"<source file='{image}'><encryption format='luks'>"
+            f"<secret type='passphrase' uuid='{uuid}'/></encryption></source>"
+            "<target dev='vda' bus='virtio'/></disk>"
+        )
+        (found,) = scene.blockers()
+        assert (found["code"], uuid in found["text"]) == ("secret-missing", True)
+        scene.on("beta", "virsh", "secret-define", str(path))
+        assert "virsh secret-set-value" in scene.hint()
+        there = scene.put("beta", "key", "secret")
+        scene.on("beta", "virsh", "secret-set-value", uuid, "--file", there, "--plain")
+        assert scene.blockers() == []
+    finally:
+        for at in ("alpha", "beta"):
+            for command, name in (("destroy", scene.name), ("secret-undefine", uuid)):
+                subprocess.run(host.enter(scene.bench.plan.host(at), "virsh", command, name),
+                               capture_output=True, check=False)  # fmt: skip
+        path.unlink()
+        image.unlink()
+
+
+def test_a_network_filter_that_only_the_source_has(scene: Scene) -> None:
+    path = scene.bench.plan.shared / f"{scene.name}.filter"
+    path.write_text(f"<filter name='{scene.name}' chain='root'/>")
+    try:
+        scene.on("alpha", "virsh", "nwfilter-define", str(path))
+        scene.start(
+            f"<interface type='bridge'><source bridge='{_bridge(scene)}'/><model type='virtio'/>"
+            f"<filterref filter='{scene.name}'/></interface>"
+        )
+        assert [one["code"] for one in scene.blockers()] == ["nwfilter-missing"]
+        scene.on("beta", "virsh", "nwfilter-define", str(path))
+        assert scene.blockers() == []
+    finally:
+        for at in ("alpha", "beta"):
+            for command in ("destroy", "nwfilter-undefine"):
+                subprocess.run(host.enter(scene.bench.plan.host(at), "virsh", command, scene.name),
+                               capture_output=True, check=False)  # fmt: skip
+        path.unlink()
+
+
+def _bridge(scene: Scene) -> str:
+    links = json.loads(scene.on("alpha", "ip", "-j", "link", "show", "type", "bridge"))
+    return str(links[0]["ifname"])
