@@ -5,8 +5,10 @@ migrate it is started. Where the hint is a command, the command is run, and the 
 """
 
 import json
+import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from vmckpt_lab import host
 
 _XML = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid>
 <memory unit='MiB'>32</memory><vcpu>1</vcpu>
-<os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type>{os}</os>{top}
+<os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os>{top}
 <devices><emulator>{emulator}</emulator>{devices}</devices></domain>"""
 _QEMU = "/usr/bin/qemu-system-x86_64"
 
@@ -43,10 +45,8 @@ class Scene:
         self.on(at, "sh", "-c", 'printf %s "$2" >"$1"', "sh", path, text)
         return path
 
-    def start(
-        self, devices: str = "", *, top: str = "", os: str = "", emulator: str = _QEMU
-    ) -> None:
-        xml = _XML.format(name=self.name, uuid=uuid4(), os=os, top=top, devices=devices,
+    def start(self, devices: str = "", *, top: str = "", emulator: str = _QEMU) -> None:
+        xml = _XML.format(name=self.name, uuid=uuid4(), top=top, devices=devices,
                           emulator=emulator)  # fmt: skip
         path = self.bench.plan.shared / f"{self.name}.xml"
         path.write_text(xml)
@@ -85,6 +85,8 @@ def scene(bench: Bench) -> Iterator[Scene]:
         subprocess.run(host.enter(bench.plan.host(at), "virsh", "destroy", name),
                        capture_output=True, check=False)  # fmt: skip
         made.on(at, "rm", "-rf", str(made.folder))
+    for image in bench.plan.shared.glob(f"{name}.raw*"):
+        image.unlink()
 
 
 def _serial_folder(scene: Scene) -> None:
@@ -147,15 +149,11 @@ def _address(scene: Scene) -> None:
 
 def _transient(scene: Scene) -> None:
     path = scene.bench.plan.shared / f"{scene.name}.raw"
-    path.touch()
-    try:
-        scene.on("alpha", "truncate", "-s", "1M", str(path))
-        scene.start(
-            "<disk type='file' device='disk'><driver name='qemu' type='raw'/>"
-            f"<source file='{path}'/><target dev='vda' bus='virtio'/><transient/></disk>"
-        )
-    finally:
-        path.unlink()
+    scene.on("alpha", "truncate", "-s", "1M", str(path))
+    scene.start(
+        "<disk type='file' device='disk'><driver name='qemu' type='raw'/>"
+        f"<source file='{path}'/><target dev='vda' bus='virtio'/><transient/></disk>"
+    )
 
 
 def _shmem(scene: Scene) -> None:
@@ -225,7 +223,7 @@ def test_a_port_that_is_taken_there(scene: Scene) -> None:
     listener = subprocess.Popen(
         host.enter(target, "python3", "-c", f"import socket, time; s = socket.create_server("
                    f"('0.0.0.0', {port})); print('on', flush=True); time.sleep(300)"),
-        stdout=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         assert listener.stdout is not None
@@ -233,8 +231,10 @@ def test_a_port_that_is_taken_there(scene: Scene) -> None:
         scene.start(f"<graphics type='vnc' port='{port}' autoport='no' listen='0.0.0.0'/>")
         assert [one["code"] for one in scene.blockers()] == ["port-in-use"]
     finally:
-        listener.kill()
+        os.killpg(listener.pid, signal.SIGKILL)
         listener.wait()
+        if listener.stdout is not None:
+            listener.stdout.close()
     assert scene.blockers() == []
 
 

@@ -55,19 +55,20 @@ Answers = Mapping[Resource, Answer]
 
 
 def needs(root: ET.Element) -> tuple[Resource, ...]:
-    """Return the resources that a domain XML names, without duplicates.
+    """Return the resources that a domain XML names, each once, with the first device that needs it.
 
     Files that libvirt creates itself are left out, and so are disk images and network cards, which
     preflight compares itself.
     """
-    found: dict[Resource, None] = {}
+    found: dict[tuple[Kind, str], Resource] = {}
     for row in ROWS:
         if row.kind in _ELSEWHERE:
             continue
         for device, node in _matches(root, row):
             for one in _resources(row, node, device):
-                found.setdefault(one)
-    return tuple(found)
+                # libvirt describes the first serial port a second time, as a console.
+                found.setdefault((one.kind, one.name), one)
+    return tuple(found.values())
 
 
 def _matches(root: ET.Element, row: Row) -> Iterator[tuple[str | None, ET.Element]]:

@@ -104,9 +104,14 @@ def _pool(host: _Host, name: str) -> Answer:
 
 def _volume(host: _Host, name: str) -> Answer | None:
     pool_name, _, volume = name.partition("/")
-    pool = host.connection.storagePoolLookupByName(pool_name)
-    if not pool.isActive():
+    try:
+        pool = host.connection.storagePoolLookupByName(pool_name)
+    except libvirt.libvirtError as exc:
+        if exc.get_error_code() != libvirt.VIR_ERR_NO_STORAGE_POOL:
+            raise
         return None  # the pool has a finding of its own
+    if not pool.isActive():
+        return None
     pool.storageVolLookupByName(volume)
     return Answer.PRESENT
 

@@ -99,6 +99,13 @@ def test_devices_of_one_kind_are_told_apart() -> None:
     ]  # fmt: skip
 
 
+def test_the_first_serial_port_which_libvirt_describes_twice_is_asked_for_once() -> None:
+    port = "<{0} type='file'><source path='/srv/log/a'/></{0}>"
+    assert found(port.format("serial") + port.format("console")) == [
+        (Kind.DIRECTORY, "/srv/log", "serial")
+    ]
+
+
 def test_a_template_of_nvram_is_needed_only_if_the_target_lacks_the_file() -> None:
     more = "<os><nvram template='/usr/share/t.fd'>/var/lib/libvirt/qemu/nvram/w.fd</nvram></os>"
     (one,) = needs(ET.fromstring(f"<domain type='kvm'>{more}<devices/></domain>"))
