@@ -2,11 +2,13 @@
 
 import pytest
 
-from tests.unit.hypervisor.test_own_resources import FIXED
+from tests.support import foreign
 from vmckpt.hypervisor import hardware
 from vmckpt.replication.backup import standby_xml
 from vmckpt.replication.test_failover import domain_xml as test_copy
 from vmckpt.snapshot.restore import domain_xml as restore_xml
+
+FIXED = foreign.text("fork-all-resources-fixed")
 
 STORED = """
 <domain type='kvm'>

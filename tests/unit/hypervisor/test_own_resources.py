@@ -4,56 +4,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.support import foreign
 from vmckpt.hypervisor import own_resources
 
-FIXED = """
-<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
-  <name>web1</name><uuid>c7a5fdbd-edaf-9455-926a-d65c16db1809</uuid>
-  <devices>
-    <serial type='tcp'><source mode='bind' host='0.0.0.0' service='4555'/>
-      <protocol type='raw'/><target port='0'/></serial>
-    <console type='tcp'><source mode='bind' host='0.0.0.0' service='4555'/>
-      <protocol type='raw'/><target type='serial' port='0'/></console>
-    <serial type='file'><source path='/var/log/web1.console' append='on'/>
-      <log file='/var/log/web1.log'/><target port='1'/></serial>
-    <serial type='unix'><source mode='bind' path='/run/web1.serial'/><target port='2'/></serial>
-    <serial type='unix'><source mode='connect' path='/run/logger'/><target port='3'/></serial>
-    <serial type='dev'><source path='/dev/ttyS0'/><target port='4'/></serial>
-    <serial type='pipe'><source path='/run/web1.pipe'/><target port='5'/></serial>
-    <serial type='udp'><source mode='connect' host='h' service='5140'/>
-      <source mode='bind' host='' service='5141'/><target port='6'/></serial>
-    <serial type='pty'><source path='/dev/pts/4'/><target port='7'/></serial>
-    <serial type='file'><source path='/dev/null'/><target port='8'/></serial>
-    <channel type='unix'><source mode='bind' path='/run/agent.sock'/>
-      <target type='virtio' name='org.qemu.guest_agent.0'/></channel>
-    <channel type='unix'><source mode='connect' path='/run/licence'/>
-      <target type='virtio' name='licence'/></channel>
-    <channel type='spicevmc'><target type='virtio' name='com.redhat.spice.0'/></channel>
-    <redirdev bus='usb' type='tcp'><source mode='connect' host='h' service='4000'/></redirdev>
-    <graphics type='vnc' port='5905' autoport='no' websocket='5705' listen='0.0.0.0'/>
-    <graphics type='spice' port='5906' tlsPort='5907'><listen type='socket' socket='/run/s'/>
-      </graphics>
-    <graphics type='dbus' address='unix:path=/run/dbus-web1'/>
-    <audio id='1' type='file' path='/srv/web1.wav'/>
-    <vsock model='virtio'><cid auto='no' address='42'/></vsock>
-    <pstore backend='acpi-erst'><path>/var/lib/p</path><size unit='KiB'>16</size></pstore>
-    <lease><lockspace>somearea</lockspace><key>web1</key><target path='/srv/leases'/></lease>
-    <input type='evdev'><source dev='/dev/input/event1'/></input>
-    <rng model='virtio'><backend model='egd' type='tcp'>
-      <source mode='bind' host='' service='1234'/></backend></rng>
-    <interface type='vhostuser'><mac address='52:54:00:00:00:01'/>
-      <source type='unix' path='/run/vhost1' mode='client'/><model type='virtio'/></interface>
-    <interface type='server'><source address='127.0.0.1' port='5558'/></interface>
-    <interface type='bridge'><source bridge='br-int'/><virtualport type='openvswitch'>
-      <parameters interfaceid='09b11c53-8b5c-4eeb-8f00-d84eaa0aaa4f' profileid='p'/></virtualport>
-      </interface>
-    <interface type='user'><backend type='passt' logFile='/var/log/passt'/>
-      <portForward proto='tcp'><range start='2022' to='22'/></portForward></interface>
-    <interface type='network'><source network='guests' portid='11'/></interface>
-  </devices>
-  <qemu:commandline><qemu:arg value='-gdb'/><qemu:arg value='tcp::1234'/></qemu:commandline>
-</domain>
-"""
+FIXED = foreign.text("fork-all-resources-fixed")
 UNIQUE = (
     "4555", "web1.console'", "web1.log'", "web1.serial'", "/run/logger", "ttyS0", "web1.pipe",
     "514", "pts/4", "agent.sock'", "/run/licence", "4000", "590", "5705", "/run/s", "dbus-web1",
