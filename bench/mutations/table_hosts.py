@@ -154,8 +154,8 @@ _PREFLIGHTS = (
     ),
     Mutation(
         name="shared-disk-protected", area=Area.PREFLIGHT, file="vmckpt/protection/preflight.py",
-        old='        if disk["shareable"]:',
-        new='        if disk["shareable"] and disk["node"] is None:',
+        old='    if disk["shareable"]:',
+        new='    if disk["shareable"] and disk["node"] is None:',
         suite=_PROTECT,
         breaks="A failover reverts writes to a shared disk that other guests have read.",
     ),

@@ -7,7 +7,8 @@ from vmckpt.protection.preflight import ProtectionFacts
 from vmckpt.units import MIB, Bytes, Seconds
 
 DISK = {
-    "name": "vda", "source": "/srv/web1.qcow2", "read_only": False, "shareable": False,
+    "name": "vda", "device": "disk", "source": "/srv/web1.qcow2", "read_only": False,
+    "shareable": False,
     "node": "node0", "size": 1 << 30, "format": "qcow2", "kind": "file",
 }  # fmt: skip
 

@@ -2,6 +2,9 @@
 
 from xml.etree import ElementTree as ET
 
+from vmckpt.definition.unmigratable import refusals
+from vmckpt.model.guest import Refusal
+
 CARDS_OUTSIDE = ("hostdev", "vhostuser", "vdpa")
 """Types of network card whose packets bypass QEMU."""
 DISKS_OUTSIDE = ("nvme", "vhostuser", "vhostvdpa")
@@ -33,6 +36,11 @@ def kinds(root: ET.Element) -> tuple[str, ...]:
         for device in root.findall("devices/*")
         if not (device.tag == "redirdev" and device.get("type") == "spicevmc")
     )
+
+
+def unsaved(root: ET.Element) -> Refusal | None:
+    """Return the first device with which QEMU refuses to save the guest's state; None if none."""
+    return next((one for one in refusals(root) if one.by_qemu), None)
 
 
 def not_replicated(kind: str, guest: str) -> tuple[str, str]:

@@ -150,12 +150,14 @@ async def seen(
             _lease_store(setting, request),
         )
     name_taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
-    devices = device_limits.kinds(ET.fromstring(looked["xml"]))
+    root = ET.fromstring(looked["xml"])
+    devices = device_limits.kinds(root)
     ours = replace(ours, memory_free=Bytes(ours.memory_free + request.held))
     return ProtectionFacts(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
         qemu=str(looked["qemu"]), memory=_memory(looked), disks=looked["disks"],
-        devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=name_taken,
+        devices=devices, unsaved=device_limits.unsaved(root), name_taken=name_taken,
+        primary_facts=ours, backup_facts=theirs,
         shared_room=(
             Bytes(int(looked["room"]) + request.held), Bytes(int(answers[0]["memory"])),
         ),

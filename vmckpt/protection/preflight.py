@@ -8,6 +8,7 @@ from vmckpt.capture.device_limits import NOT_REPLICATED, not_replicated
 from vmckpt.model.disk import Room
 from vmckpt.model.epoch_cost import EpochCost, Finder
 from vmckpt.model.finding import Finding, Severity, blocker, warning
+from vmckpt.model.guest import Refusal
 from vmckpt.model.host import HostFacts
 from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_seconds
 
@@ -53,6 +54,8 @@ class ProtectionFacts:
     """The finding on the lease store's replicas."""
     standby_there: bool = False
     """The backup has a standby of this guest from a protection without a journal record."""
+    unsaved: Refusal | None = None
+    """The first device with which QEMU refuses to save the guest's state; None if none."""
     missing: tuple[str, ...] = ()
     """Files of the guest that are not copied and are missing on the backup."""
     epoch_cost: EpochCost
@@ -187,34 +190,16 @@ def _disk_logs(seen: ProtectionFacts) -> Iterator[Finding]:
 def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
     for disk in seen.disks:
         where = f"{seen.guest}'s {disk['name']}"
-        if disk["read_only"] or disk["source"] is None:
-            # Files are not reported here: missing files are blockers of their own.
-            if disk["source"] is not None and disk["kind"] != "file":
-                yield warning("disk-read-only", seen.guest,
-                               f"{where} is read-only and not copied: {disk['source']} must also"
-                               " exist on the backup")  # fmt: skip
-            continue
-        if disk["shareable"]:
-            yield blocker(
-                "disk-shared", seen.guest,
-                f"{where} is shareable: data that other guests have read cannot be rolled back",
-                "give the guest a disk of its own",
-            )  # fmt: skip
-        elif disk["node"] is None or disk["size"] is None:
-            yield blocker(
-                "disk-unknown", seen.guest, f"QEMU does not report the size or node of {where}",
-                "detach the disk, or use an image file",
-            )  # fmt: skip
-        elif disk["kind"] not in ("file", "block"):
-            yield blocker(
-                "disk-kind", seen.guest,
-                f"{where} has type {disk['kind']}; it is neither a file nor a block device",
-                "use an image file for the disk",
-            )  # fmt: skip
-        elif disk["format"] not in ("raw", "qcow2"):
-            yield blocker(
-                "disk-format", seen.guest, f"{where} is {disk['format']}, neither raw nor qcow2",
-                "convert the image to qcow2 with qemu-img convert",
+        if not disk["read_only"] and disk["source"] is not None:
+            if (found := _unsuitable(disk, where)) is not None:
+                code, text, hint = found
+                yield blocker(code, seen.guest, text, hint)
+        # Files are not reported here: missing files are blockers of their own.
+        elif disk["source"] is not None and disk["kind"] != "file":
+            yield warning(
+                "disk-read-only", seen.guest,
+                f"{where} is read-only and not copied: {disk['source']} must also exist on the"
+                " backup",
             )  # fmt: skip
     for room in seen.rooms:
         if room.free < room.needed:
@@ -226,7 +211,44 @@ def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def _unsuitable(disk: Mapping[str, Any], where: str) -> tuple[str, str, str] | None:
+    """Return why a writable disk cannot be replicated, as a code, a text and a hint; None if it
+    can."""
+    if disk["shareable"]:
+        return (
+            "disk-shared",
+            f"{where} is shareable: data that other guests have read cannot be rolled back",
+            "give the guest a disk of its own",
+        )
+    if disk["device"] == "lun":
+        return (
+            "disk-lun",
+            f"{where} passes SCSI commands through to a device; what they write is not replicated",
+            "use device='disk' instead of device='lun', and restart the guest",
+        )
+    if disk["node"] is None or disk["size"] is None:
+        return (
+            "disk-unknown", f"QEMU does not report the size or node of {where}",
+            "detach the disk, or use an image file",
+        )  # fmt: skip
+    if disk["kind"] not in ("file", "block"):
+        return (
+            "disk-kind",
+            f"{where} has type {disk['kind']}; it is neither a file nor a block device",
+            "use an image file for the disk",
+        )
+    if disk["format"] not in ("raw", "qcow2"):
+        return (
+            "disk-format", f"{where} is {disk['format']}, neither raw nor qcow2",
+            "convert the image to qcow2 with qemu-img convert",
+        )  # fmt: skip
+    return None
+
+
 def _devices(seen: ProtectionFacts) -> Iterator[Finding]:
+    if seen.unsaved is not None:
+        what, hint = f"{seen.unsaved.what}: QEMU cannot save its state", seen.unsaved.hint
+        yield blocker(seen.unsaved.code, seen.guest, what, hint)
     for kind in sorted(set(seen.devices) & set(NOT_REPLICATED)):
         yield blocker(f"device-{kind}", seen.guest, *not_replicated(kind, seen.guest))
     outputs = sorted(set(seen.devices) & {"serial", "graphics", "channel"})

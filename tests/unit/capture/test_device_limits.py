@@ -4,8 +4,17 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.support import foreign
 from vmckpt.capture import device_limits
 from vmckpt.capture.device_limits import NOT_REPLICATED, wants_vhost
+
+
+def test_only_what_qemu_refuses_keeps_a_state_from_being_saved() -> None:
+    found = device_limits.unsaved(foreign.root("preflight-video-virgl-3d"))
+
+    assert found is not None
+    assert found.code == "video-3d"
+    assert device_limits.unsaved(foreign.root("preflight-disk-transient")) is None
 
 
 @pytest.mark.parametrize(

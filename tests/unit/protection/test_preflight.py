@@ -9,6 +9,7 @@ from tests.support.builders import host_facts
 from tests.support.protection_facts import DISK, FINE, room
 from vmckpt.model.epoch_cost import EpochCost, Finder
 from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import Refusal
 from vmckpt.protection.preflight import ProtectionFacts, check_protection
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -44,6 +45,7 @@ def tracked(scan: float | None, written: int) -> ProtectionFacts:
     return replace(FINE, epoch_cost=cost)
 
 
+VIRGL = Refusal(code="video-3d", what="has 3D", hint="turn it off")
 OTHER = replace(host_facts("b"), qemu_version="10.0.2")
 NEXT = replace(host_facts("b"), qemu_version="7.3.22")
 BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
@@ -66,6 +68,8 @@ BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
     ("pause-long", "web1", compared(replace(FINE, memory=[2 << 30, 2 << 30])),
      "would pause the guest for about 1.0 s, but only 500 ms is allowed: 4.0 GiB of memory"),
     ("pause-long", "web1", tracked(0.4, 2 << 30), "a scan of 256 MiB takes 400 ms"),
+    ("disk-lun", "web1", disk(device="lun"), "web1's vda passes SCSI commands through"),
+    ("video-3d", "web1", replace(FINE, unsaved=VIRGL), "has 3D: QEMU cannot save its state"),
     ("disk-shared", "web1", disk(shareable=True), "web1's vda is shareable"),
     ("disk-unknown", "web1", disk(node=None), "size or node of web1's vda"),
     ("disk-unknown", "web1", disk(size=None), "size or node of web1's vda"),

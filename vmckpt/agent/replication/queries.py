@@ -9,14 +9,14 @@ from typing import Any
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replication import devices
 from vmckpt.agent.restore import backing_chain
-from vmckpt.capture import migration_settings, network_hold
+from vmckpt.capture import device_limits, migration_settings, network_hold
 from vmckpt.capture.disks import bitmaps
 from vmckpt.capture.memory import memory_files, ram_blocks, tracker
 from vmckpt.capture.memory.write_tracking import CannotTrack, Why
 from vmckpt.capture.migration_settings import IGNORE_SHARED, Undo
 from vmckpt.capture.qemu_stream import device_state
 from vmckpt.errors import CannotCapture
-from vmckpt.hypervisor import block
+from vmckpt.hypervisor import block, domain_xml
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
@@ -42,7 +42,13 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
     host_directories.require_own_directory()
     with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
         with identity.require(order.guest, monitor.name, order.host) as process:
-            memory = _memory_facts(monitor, process, order.finder)
+            try:
+                memory = _memory_facts(monitor, process, order.finder)
+            except CannotCapture as exc:
+                # A device that cannot be replicated is often why memory must be compared.
+                if (because := _because_of_devices(monitor)) is None:
+                    raise
+                raise because from exc
         bitmaps.require_reopen(monitor)
         # Read before the cards and the definition, to notice a device that is added meanwhile.
         seen = devices.device_facts(monitor)
@@ -59,6 +65,17 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip
+
+
+def _because_of_devices(monitor: QmpMonitor) -> CannotCapture | None:
+    """Return the error about devices that cannot be replicated; None if there are none."""
+    root = domain_xml.tree(monitor.described(), "domain")
+    kinds = sorted(set(device_limits.kinds(root)) & set(device_limits.NOT_REPLICATED))
+    reasons = [device_limits.not_replicated(kind, monitor.name) for kind in kinds]
+    if not reasons:
+        return None
+    why = "; ".join(text for text, _ in reasons)
+    return CannotCapture(f"{monitor.name} on {monitor.host}: {why}", hint=reasons[0][1])
 
 
 def _memory_facts(monitor: QmpMonitor, process: HeldProcess, finder: str) -> dict[str, Any]:

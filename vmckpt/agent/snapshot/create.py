@@ -26,7 +26,7 @@ from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.agent.snapshot.choose_method import MemoryMethod
 from vmckpt.agent.snapshot.memory_methods import CaptureRequest, Memory
 from vmckpt.agent.snapshot.memory_parent import memory_parent
-from vmckpt.capture import firmware, free_space, network_hold
+from vmckpt.capture import device_limits, firmware, free_space, network_hold
 from vmckpt.capture.disks.live import DiskCapture
 from vmckpt.capture.disks.offline import OffDisks
 from vmckpt.capture.disks.reader import DiskReader, State
@@ -37,8 +37,8 @@ from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.capture.memory.page_diff import Flags
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.capture.network_hold import OutputHold
-from vmckpt.errors import BadInput, CaptureFailed, VmckptError
-from vmckpt.hypervisor import qemu_user
+from vmckpt.errors import BadInput, CannotCapture, CaptureFailed, VmckptError
+from vmckpt.hypervisor import domain_xml, qemu_user
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qmp import QmpMonitor
@@ -253,8 +253,20 @@ class SnapshotCreator:
         signer: Signer = RemoteSigner(channel, bytes.fromhex(order.signer))
         self._keys = Keys(signer, salt, secrets.token_bytes(32) if salt is not None else None)
 
+    def _require_saveable(self) -> None:
+        """Raise CannotCapture if QEMU refuses to save the state of one of the guest's devices."""
+        refusal = device_limits.unsaved(domain_xml.tree(self._described, "domain"))
+        if refusal is not None:
+            raise CannotCapture(
+                f"{self._monitor.name} {refusal.what}, so QEMU cannot save its state; nothing was"
+                " captured",
+                hint=f"{refusal.hint}; or capture only the disks with --no-memory",
+            )
+
     def run(self, stack: ExitStack) -> dict[str, Any]:
         order, began = self._order, time.monotonic()
+        if order.memory and not self._off:
+            self._require_saveable()
         memory_files.sweep()
         tracker.sweep()
         spool.sweep(order.folder.parent)
