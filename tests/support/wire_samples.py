@@ -33,7 +33,7 @@ from vmckpt.units import Seconds
 
 _AS_JSON = (
     orders.CreateOrder, orders.PutBackOrder, orders.RestoreOrder, orders.UnrestoreOrder,
-    orders.ReplicaOrder, orders.CountOrder, cleanup_orders.FinishOrder,
+    orders.ReplicaOrder, orders.CountOrder, orders.CardsOrder, cleanup_orders.FinishOrder,
     cleanup_orders.DiscardOrder, orders.LineOrder, PolicyOverrides, Finding, Protection,
     request.Taken, request.Restored, Settled,
 )  # fmt: skip

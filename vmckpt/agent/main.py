@@ -77,6 +77,7 @@ def carry_out_one() -> int:
 
 
 ORDERS = {
+    "cards": ("orders:CardsOrder", "network_cards:carry_out"),
     "count-writes": ("orders:CountOrder", "written_pages:count"),
     "create": ("orders:CreateOrder", "snapshot.create:create"),
     "discard": ("cleanup_orders:DiscardOrder", "restore.files:discard"),

@@ -283,3 +283,27 @@ class LineOrder:
     def from_json(cls, told: Mapping[str, Any]) -> "LineOrder":
         """Parse an order from its JSON. Raises TypeError."""
         return cls(**{key: value for key, value in told.items() if key != "do"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardsOrder:
+    """Replace network cards of a running guest, so that their packets pass through QEMU."""
+
+    what: str
+    """`look`: change nothing; `replace`; `finish`: finish an interrupted replacement."""
+    guest: str
+    """UUID of the guest."""
+    uri: str
+    host: str
+    cards: tuple[str, ...] = ()
+    """MAC addresses of the cards to replace; empty: all cards whose output cannot be buffered."""
+    dry: bool = False
+    """`finish`: only inspect; change nothing."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "do": "cards"}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "CardsOrder":
+        """Parse an order from its JSON. Raises KeyError, TypeError."""
+        return cls(**_fields(told, "cards"))

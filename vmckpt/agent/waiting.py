@@ -43,6 +43,7 @@ MODULES = (
     "vmckpt.agent.restore.restore",
     "vmckpt.agent.restore.lazy_server",
     "vmckpt.agent.restore.undo_restore",
+    "vmckpt.agent.network_cards",
     "vmckpt.agent.written_pages",
     "vmckpt.capture.memory.undo_process",
     "vmckpt.capture.network_hold_undo_process",

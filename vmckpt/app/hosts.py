@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from vmckpt import recovery
 from vmckpt.agent import client
 from vmckpt.app import fleet
 from vmckpt.app.controller import Controller
@@ -69,25 +70,32 @@ def _controller(inventory: Inventory) -> ControllerReady:
     return ControllerReady(stores=stores, admins=admins, keys=None)
 
 
-async def guest_readiness(inventory: Inventory, guest: str) -> Readiness:
+async def guest_readiness(controller: Controller, guest: str, *, live: bool = False) -> Readiness:
     """Determine what a guest lacks for snapshots and replication; see snapshot.prepare.readiness.
 
     Raises BadInput if no host has the guest, HostUnreachable if the guest may be on a host that
-    does not answer, and HypervisorError.
+    does not answer, and the errors of snapshot.prepare.readiness.
     """
+    inventory = controller.inventory
     host = fleet.host_of(inventory, guest, await fleet.guests(inventory))
-    return await _with_lease_store(inventory, await prepare.readiness(host, guest))
+    found = await prepare.readiness(host, guest, controller.caller, live=live)
+    return await _with_lease_store(inventory, found)
 
 
-async def make_ready(controller: Controller, guest: str) -> Readiness:
+async def make_ready(controller: Controller, guest: str, *, live: bool = False) -> Readiness:
     """Add missing elements to a guest's stored definition; see snapshot.prepare.make_ready.
 
-    Raises ReadOnly, and the errors of `guest_readiness` and snapshot.prepare.make_ready.
+    `live`: also replace network cards of the running guest. An interrupted replacement is finished
+    first. Raises ReadOnly, and the errors of `guest_readiness` and snapshot.prepare.make_ready.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
+    if live:
+        await recovery.recover_before(inventory, controller.policies, caller)
     host = fleet.host_of(inventory, guest, await fleet.guests(inventory))
-    return await _with_lease_store(inventory, await prepare.make_ready(host, guest, caller))
+    return await _with_lease_store(
+        inventory, await prepare.make_ready(host, guest, caller, live=live)
+    )
 
 
 async def _with_lease_store(inventory: Inventory, found: Readiness) -> Readiness:

@@ -14,13 +14,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, Self
-from xml.etree import ElementTree as ET
 
 from vmckpt.capture import migration_settings
-from vmckpt.capture.device_limits import CARDS_OUTSIDE, wants_vhost
+from vmckpt.capture.device_limits import CARDS_OUTSIDE
 from vmckpt.capture.memory.undo_process import UndoProcess
+from vmckpt.capture.network_cards import cards, why_not
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
-from vmckpt.hypervisor import domain_xml
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
@@ -38,65 +37,6 @@ class Commands(migration_settings.Commands, Protocol):
     """The part of `hypervisor.qmp.QmpMonitor` that is used here."""
 
     def described(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """A network card of a running guest."""
-
-    name: str
-    """libvirt's alias, such as "net0"."""
-    kind: str
-    """bridge, network, direct, hostdev, ..."""
-    model: str | None
-    driver: str | None
-    """Backend driver, if the definition sets one: "qemu" or "vhost"."""
-    queues: int
-
-
-def cards(xml: str) -> tuple[Card, ...]:
-    """Return a running guest's network cards, and its passed-through PCI devices.
-
-    Raises ValueError if the XML is invalid.
-    """
-    root = domain_xml.tree(xml, "domain")
-    found = []
-    for node in root.findall("devices/interface"):
-        driver = node.find("driver")
-        told = dict(driver.attrib) if driver is not None else {}
-        found.append(
-            Card(
-                name=_attribute(node.find("alias"), "name") or "a card without an alias",
-                kind=node.get("type", ""),
-                model=_attribute(node.find("model"), "type"),
-                driver=told.get("name"),
-                queues=int(told.get("queues", "1")),
-            )
-        )
-    # The kind of a passed-through device is unknown here, so it is assumed to be a card.
-    for node in root.findall("devices/hostdev"):
-        if node.get("type") == "pci":
-            name = _attribute(node.find("alias"), "name") or "a passed-through device"
-            found.append(Card(name=name, kind="hostdev", model=None, driver=None, queues=1))
-    return tuple(found)
-
-
-def _attribute(node: ET.Element | None, name: str) -> str | None:
-    return None if node is None else node.get(name)
-
-
-def why_not(card: Card, *, vhost: bool) -> str | None:
-    """Return why the output of a card cannot be buffered; None if it can. Pure.
-
-    `vhost`: whether QEMU uses the kernel's vhost for any card; libvirt does not report which card.
-    """
-    if card.kind in CARDS_OUTSIDE:
-        return f"{card.name} ({card.kind}) bypasses QEMU"
-    if vhost and wants_vhost(card.kind, card.model, card.driver):
-        return f"{card.name} uses vhost"
-    if card.queues > 1:
-        return f"{card.name} has {card.queues} queues"
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,19 +73,21 @@ def hold_facts(monitor: Commands) -> HoldUndo:
     OSError.
     """
     known = cards(monitor.described())
-    vhost = _uses_vhost(monitor.guest)
+    vhost = uses_vhost(monitor.guest)
     reasons = [why for card in known if (why := why_not(card, vhost=vhost)) is not None]
     if reasons:
         raise CannotCapture(
             f"{monitor.name} on {monitor.host}: the guest's output cannot be buffered:"
             f" {', '.join(reasons)}",
-            hint="set <driver name='qemu'/> without queues for its cards and restart the guest",
+            hint="use virtio cards on a bridge instead"
+            if any(card.kind in CARDS_OUTSIDE for card in known)
+            else f"run vmckpt prepare {monitor.name} --live",
         )
     names = tuple(card.name for card in known)
     return HoldUndo(guest=monitor.guest, cards=names, runs=monitor.run_state() == "running")
 
 
-def _uses_vhost(guest: str) -> bool:
+def uses_vhost(guest: str) -> bool:
     """Return whether the guest's QEMU, on this host, uses the kernel's vhost for any card."""
     process = identity.hold(guest)
     if process is None:
@@ -207,7 +149,7 @@ class OutputHold:
             raise CannotCapture(
                 f"{self._monitor.name} on {self._monitor.host}: the guest's output cannot be"
                 f" buffered: {exc.message}",
-                hint="set <driver name='qemu'/> without queues for its cards and restart the guest",
+                hint=f"run vmckpt prepare {self._monitor.name} --live",
             ) from exc
 
     def let_go(self) -> Seconds:

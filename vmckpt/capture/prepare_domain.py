@@ -15,6 +15,7 @@ from vmckpt.capture.device_limits import (
     not_replicated,
     wants_vhost,
 )
+from vmckpt.capture.network_cards import mac_of
 from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.finding import Finding, Severity
@@ -31,30 +32,41 @@ class Prepared:
     """Whether the guest is running without the required settings, and must be restarted."""
 
 
-def prepare(stored: str, running: ET.Element | None, disks: Sequence[DiskFacts] = ()) -> Prepared:
+def prepare(
+    stored: str,
+    running: ET.Element | None,
+    disks: Sequence[DiskFacts] = (),
+    *,
+    finds_writes: bool = False,
+) -> Prepared:
     """Compare a definition with the required settings, and return the changed definition.
 
     `stored`: the persistent definition; `running`: the live definition, None if the guest is off;
-    `disks`: facts about the guest's disks, for the findings. Raises ValueError or ParseError if
-    `stored` is not the XML of a domain.
+    `disks`: facts about the guest's disks, for the findings; `finds_writes`: whether the host's
+    kernel is known to find the pages that a guest writes, so that memory need not be shared. Raises
+    ValueError or ParseError if `stored` is not the XML of a domain.
     """
     root = domain_xml.tree(stored, "domain")
     name = root.findtext("name", "?")
     findings: list[Finding] = []
     changed = False
-    for part in _PARTS:
+    parts = _PARTS if finds_writes else (_Memory(), *_PARTS)
+    if finds_writes:
+        findings.append(_any_memory(root, name))
+    for part in parts:
         wanted = part.change(root)
         changed |= wanted
         waits = running is not None and part.lacking(running)
         findings.append(_told(part, name, wanted=wanted, waits=waits))
     findings += _folder(root, name)
+    findings += _unplugged(root, running, name)
     findings += _cards(root, name)
     findings += _unreplicated(root, name)
     findings += _images(name, disks)
     return Prepared(
         xml=definition_text.text(root, stored) if changed else None,
         findings=tuple(findings),
-        restart=running is not None and any(part.lacking(running) for part in _PARTS),
+        restart=running is not None and any(part.lacking(running) for part in parts),
     )
 
 
@@ -65,6 +77,8 @@ class _Part:
     good: str
     bad: str
     why: str
+    live = False
+    """Whether `prepare --live` can change the setting in a running guest."""
 
     def change(self, root: ET.Element) -> bool:
         """Add the setting to a definition. Returns whether anything was changed."""
@@ -79,7 +93,7 @@ class _Memory(_Part):
     code = "memory"
     good = "its memory is a file that other processes can map"
     bad = "its memory is private"
-    why = "replication and snapshots with a short pause must be able to map the memory"
+    why = "its host is not known to find written pages, so all memory must be mapped and compared"
 
     def change(self, root: ET.Element) -> bool:
         backing = root.find("memoryBacking")
@@ -120,6 +134,7 @@ class _Network(_Part):
     good = "its network cards do not use vhost"
     bad = "a virtio network card uses vhost, which bypasses QEMU"
     why = "only QEMU can buffer output until a checkpoint is safe"
+    live = True
 
     def change(self, root: ET.Element) -> bool:
         if root.get("type") != "kvm":  # libvirt uses vhost for no other guest
@@ -135,7 +150,28 @@ class _Network(_Part):
         return changed
 
 
-_PARTS = (_Memory(), _Generation(), _Network())
+class _Queues(_Part):
+    code = "network-queues"
+    good = "its network cards have one queue each"
+    bad = "a network card has several queues"
+    why = "QEMU can buffer only the output of cards with a single queue"
+    live = True
+
+    def change(self, root: ET.Element) -> bool:
+        changed = False
+        for card in root.findall("devices/interface"):
+            driver = card.find("driver")
+            if card.get("type") in CARDS_OUTSIDE or driver is None:
+                continue
+            if driver.get("queues", "1") != "1":
+                driver.attrib.pop("queues")
+                changed = True
+        return changed
+
+
+_PARTS = (_Generation(), _Network(), _Queues())
+LIVE_CODES = tuple(part.code for part in _PARTS if part.live)
+"""Codes of the findings that `prepare --live` can resolve in a running guest."""
 
 
 def _child(parent: ET.Element, tag: str) -> ET.Element:
@@ -162,7 +198,32 @@ def _told(part: _Part, guest: str, *, wanted: bool, waits: bool) -> Finding:
     else:
         return Finding(code=part.code, severity=Severity.OK, where=guest, text=part.good)
     hint = f"shut {guest} down and start it again (a reboot is not enough)" if waits else None
+    if waits and part.live:
+        hint = f"run vmckpt prepare {guest} --live, or {hint}"
     return Finding(code=part.code, severity=Severity.WARNING, where=guest, text=text, hint=hint)
+
+
+def _any_memory(root: ET.Element, guest: str) -> Finding:
+    """Return the finding on memory that may be private, because the host finds written pages."""
+    text = "its memory may stay private: its host finds the pages that it writes"
+    if not _Memory().lacking(root):
+        text = _Memory.good
+    return Finding(code="memory", severity=Severity.OK, where=guest, text=text)
+
+
+def _unplugged(root: ET.Element, running: ET.Element | None, guest: str) -> Iterator[Finding]:
+    """Yield a finding for each card of the definition that the running guest lacks."""
+    if running is None:
+        return
+    there = {mac_of(card) for card in running.findall("devices/interface")}
+    for card in root.findall("devices/interface"):
+        if (mac := mac_of(card)) and mac not in there:
+            yield Finding(
+                code="network-unplugged", severity=Severity.WARNING, where=guest,
+                text=f"network card {mac} is in its definition but not plugged in",
+                hint="if vmckpt was interrupted while replacing the card, run vmckpt recover;"
+                " otherwise plug the card in with virsh attach-device --live",
+            )  # fmt: skip
 
 
 def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:

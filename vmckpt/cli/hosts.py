@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -232,9 +234,19 @@ def doctor(
 prepare_app = typer.Typer(name="prepare", rich_markup_mode=None, add_completion=False)
 
 
+LIVE = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Also replace network cards of the running guest: about 1 s without network each.",
+    ),
+]
+
+
 @prepare_app.command()
 def prepare(
     guest: GUEST,
+    live: LIVE = False,
     dry_run: DRY_RUN = False,
     yes: YES = False,
     inventory: INVENTORY = None,
@@ -243,45 +255,78 @@ def prepare(
     """Prepare a guest for fast snapshots and replication.
 
     The command shows which requirements are met, and adds missing elements to the guest's stored
-    definition: shared memory that the host can map, a generation ID that lets the guest detect a
-    restore, and network cards whose output can be buffered. The changes take effect when the guest
-    is shut down and started again. Disk images are not converted; the findings show how to convert
-    them.
+    definition: a generation ID that lets the guest detect a restore, network cards whose output can
+    be buffered, and on a host that cannot track writes, shared memory. The changes take effect when
+    the guest is shut down and started again. Disk images are not converted; the findings show how
+    to convert them.
+
+    With --live, network cards of the running guest whose output cannot be buffered (vhost, several
+    queues) are unplugged and plugged in again, with the same MAC and PCI address. Meanwhile the
+    guest has no network, usually for about a second. Then the command waits until the guest agent
+    reports the addresses again.
 
     Examples:
 
         vmckpt prepare web1 --dry-run
 
+        vmckpt prepare web1 --live
+
         vmckpt prepare web1 --yes --json
     """
-    from vmckpt.app import controller
     from vmckpt.app import hosts as app_hosts
+    from vmckpt.cli import cards
 
-    known = controller.load_inventory(inventory)
-    found = asyncio.run(app_hosts.guest_readiness(known, guest))
-    if found.lacks and not dry_run:
+    acting = _acting(inventory, live=live)
+    found = asyncio.run(app_hosts.guest_readiness(acting, guest, live=live))
+    if found.to_do and not dry_run:
         if not json:
             output.findings(output.out, found.findings)
-        sure(f"change the stored definition of {found.guest} on {found.host}?", yes=yes)
-        found = asyncio.run(_make_ready(known, guest))
+        sure(_question(found), yes=yes)
+        found = asyncio.run(_make_ready(acting, guest, live=live))
+        if not json and found.live is not None:
+            output.findings(output.out, found.findings)
     elif not json:
         output.findings(output.out, found.findings)
     if json:
         output.print_json(found.as_json())
     else:
         output.out.print(_in_words(found, dry_run=dry_run))
+        for line in cards.in_words(found):
+            output.out.print(line)
+    if not dry_run and (trouble := cards.trouble(found)) is not None:
+        raise trouble
 
 
-async def _make_ready(inventory: "controller.Inventory", guest: str) -> "Readiness":
+def _acting(inventory: Path | None, *, live: bool) -> "controller.Controller":
     from vmckpt.app import controller
-    from vmckpt.app import hosts as app_hosts
+    from vmckpt.app import policies as app_policies
 
     def unheard(_: Event) -> None:
         """Ignore progress, because the change takes only a moment."""
 
     caller = controller.Caller(emit=unheard, warn=output.say, stop=asyncio.Event())
-    acting = controller.Controller(inventory=inventory, caller=caller)
-    return await app_hosts.make_ready(acting, guest)
+    known = controller.load_inventory(inventory)
+    # Only recovery needs policies, and only with --live is an interrupted job recovered first.
+    policies = app_policies.survey_policies(known, None).policies if live else ()
+    return controller.Controller(inventory=known, policies=policies, caller=caller)
+
+
+async def _make_ready(acting: "controller.Controller", guest: str, *, live: bool) -> "Readiness":
+    from vmckpt.app import hosts as app_hosts
+
+    if live:
+        stop = output.stop_on_signals("stopping: a card that is unplugged is plugged in first")
+        acting = replace(acting, caller=replace(acting.caller, stop=stop))
+    return await app_hosts.make_ready(acting, guest, live=live)
+
+
+def _question(found: "Readiness") -> str:
+    changes = []
+    if found.lacks:
+        changes.append("change the stored definition")
+    if found.live is not None and found.live.to_do:
+        changes.append("replace network cards (about 1 s without network each)")
+    return f"{' and '.join(changes)} of {found.guest} on {found.host}?"
 
 
 def _in_words(found: "Readiness", *, dry_run: bool) -> str:

@@ -8,7 +8,7 @@ from cryptography import x509
 
 from vmckpt.model.fencing import Power, Ran, power
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.host import Host, HostFacts, HostProbe, NoTrace
+from vmckpt.model.host import TRACKS_WRITES, Host, HostFacts, HostProbe, NoTrace
 from vmckpt.model.same_host import SameUuid
 from vmckpt.replication.watchdog import rules
 from vmckpt.replication.watchdog.rules import KillMethod
@@ -34,8 +34,6 @@ _WATCHDOGS = {
     # A pair of watchdog processes does not survive if both are killed at the same time.
     KillMethod.PAIR: Severity.WARNING,
 }
-_TRACKS_WRITES = (6, 7)
-"""The first Linux version with UFFD_FEATURE_WP_ASYNC and PAGEMAP_SCAN; see `write_tracking`."""
 _TRACES = {
     NoTrace.PROCESSOR: "use systemd on the host: it restarts a watchdog that is killed",
     NoTrace.YAMA: "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot the host",
@@ -296,8 +294,8 @@ def _write_tracking(name: str, probe: HostProbe) -> Iterator[Finding]:
         return
     version = ".".join(map(str, probe.kernel))
     why, hint = None, None
-    if probe.kernel < _TRACKS_WRITES:
-        needed = ".".join(map(str, _TRACKS_WRITES))
+    if probe.kernel < TRACKS_WRITES:
+        needed = ".".join(map(str, TRACKS_WRITES))
         why = f"Linux is {version}; {needed} or later is needed"
         hint = f"boot Linux {needed} or later"
     elif probe.no_trace is not None:

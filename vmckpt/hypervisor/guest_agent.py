@@ -9,7 +9,6 @@ import ipaddress
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import libvirt
@@ -18,6 +17,7 @@ import libvirt_qemu
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import domain_xml
 from vmckpt.hypervisor.qmp import DomainCaller
+from vmckpt.model.guest import GuestInterface
 from vmckpt.units import Seconds
 
 T = TypeVar("T")
@@ -32,17 +32,6 @@ _NANO = 1_000_000_000
 _TURN = Seconds(0.1)
 _MOST, _LONGEST = 256, 200
 """Limits for answers: network interfaces, and characters of a text."""
-
-
-@dataclass(frozen=True, slots=True)
-class GuestInterface:
-    """A network interface as the guest sees it."""
-
-    name: str
-    mac: str
-    """MAC address in lower case; empty: none."""
-    addresses: tuple[str, ...]
-    """IP addresses with prefix lengths, without loopback and link-local addresses."""
 
 
 class GuestAgent:

@@ -129,6 +129,18 @@ class Refusal:
     save such a guest's state, as snapshots of memory and replication do."""
 
 
+@dataclass(frozen=True, slots=True)
+class GuestInterface:
+    """A network interface as the guest agent reports it."""
+
+    name: str
+    """Name in the guest, such as "eth0"."""
+    mac: str
+    """In lower case; empty if the interface has no MAC address."""
+    addresses: tuple[str, ...]
+    """IP addresses with prefix lengths, without loopback and link-local addresses."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
     """A guest as libvirt describes it, with all facts that a migration needs."""

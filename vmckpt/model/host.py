@@ -113,6 +113,10 @@ class NoTrace(StrEnum):
     CAPABILITY = "the ssh login lacks CAP_SYS_PTRACE"
 
 
+TRACKS_WRITES = (6, 7)
+"""The first Linux version with UFFD_FEATURE_WP_ASYNC and PAGEMAP_SCAN; see `write_tracking`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProbe:
     """Facts about a host, probed once over ssh."""
@@ -144,6 +148,15 @@ class HostProbe:
     """The kernel sets soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)."""
     systemd: bool = False
     """systemd manages the host."""
+
+    @property
+    def finds_writes(self) -> bool:
+        """Whether the kernel is known to find the pages that a guest with private memory writes.
+
+        It does so by write tracking or soft-dirty bits.
+        """
+        tracks = self.kernel is not None and self.kernel >= TRACKS_WRITES
+        return self.soft_dirty or (tracks and self.no_trace is None)
 
 
 CA = "ca-cert.pem"

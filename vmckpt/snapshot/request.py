@@ -176,6 +176,8 @@ class Step(StrEnum):
     """Run a risky command; {"snapshot", "store", "command"}."""
     PROOF = "proof"
     """Restore a fork for a boot test; {"snapshot", "fork", "images"}."""
+    CARDS = "cards"
+    """Replace network cards of a running guest; {"cards"}: their MAC addresses."""
 
 
 NOTED = (Step.CAPTURE, Step.BACKUP, Step.FREEZE, Step.HOLD)

@@ -9,6 +9,7 @@ import pytest
 from tests.support.restore_orders import order
 from vmckpt.agent import main
 from vmckpt.agent.orders import (
+    CardsOrder,
     CountOrder,
     CreateOrder,
     PutBackOrder,
@@ -36,6 +37,7 @@ REPLICA = ReplicaOrder(
     what="begin", guest="u-1", uri="", host="alpha", images={"vda": ["/vda", "raw"]}, files=["/f"]
 )
 COUNT = CountOrder(guest="u-1", uri="", host="alpha", times=(0.1, 1.0))
+CARDS = CardsOrder(what="look", guest="u-1", uri="", host="alpha", cards=("52:54:00:00:00:01",))
 
 
 def restore_order(**more: Any) -> RestoreOrder:
@@ -45,7 +47,7 @@ def restore_order(**more: Any) -> RestoreOrder:
 
 @pytest.mark.parametrize(
     "told",
-    [CREATE, PUT_BACK, restore_order(), UNRESTORE, REPLICA, COUNT],
+    [CREATE, PUT_BACK, restore_order(), UNRESTORE, REPLICA, COUNT, CARDS],
     ids=lambda it: type(it).__name__,
 )
 def test_an_order_is_read_as_it_was_given_by_whoever_carries_out_its_kind(told: Any) -> None:

@@ -1,18 +1,14 @@
 """Held output: what can be held, that it is let out whatever happens, and by whom."""
 
 import json
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from tests.support.held_output import UNDO, Qemu, card, xml
+from tests.support.held_output import UNDO, Qemu, card
 from vmckpt.capture import network_hold
-from vmckpt.capture.network_hold import Card, HoldUndo, OutputHold
+from vmckpt.capture.network_hold import HoldUndo, OutputHold
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.units import Seconds
-
-CARD = Card(name="net0", kind="bridge", model="virtio", driver="qemu", queues=1)
 
 
 class Clock:
@@ -22,47 +18,20 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize(
-    ("wishes", "vhost", "why"),
-    [
-        ({}, False, None),
-        ({}, True, None),
-        ({"driver": None}, False, None),
-        ({"driver": None}, True, "uses vhost"),
-        ({"driver": None, "model": "e1000"}, True, None),
-        ({"driver": "vhost"}, True, "uses vhost"),
-        ({"driver": "vhost"}, False, None),  # under TCG, libvirt ignores it
-        ({"driver": None, "kind": "user"}, True, None),
-        ({"queues": 2}, False, "has 2 queues"),
-        ({"kind": "hostdev"}, False, "bypasses QEMU"),
-        ({"kind": "vhostuser"}, False, "bypasses QEMU"),
-        ({"kind": "vdpa"}, False, "bypasses QEMU"),
-        ({"kind": "direct"}, False, None),
-    ],
-)
-def test_what_cannot_be_held(wishes: dict[str, Any], vhost: bool, why: str | None) -> None:
-    found = network_hold.why_not(replace(CARD, **wishes), vhost=vhost)
-    assert found is None if why is None else why in str(found) and "net0" in str(found)
-
-
-def test_cards_are_read_from_the_running_guest() -> None:
-    passed = "<hostdev mode='subsystem' type='pci'><alias name='hostdev0'/></hostdev>"
-    usb = "<hostdev mode='subsystem' type='usb'><alias name='hostdev1'/></hostdev>"
-    queued = "<driver name='qemu' queues='4'/>"
-    assert network_hold.cards(xml(card(driver="<driver name='qemu'/>"))) == (CARD,)
-    found = network_hold.cards(xml(card(driver=queued, name="net1"), passed, usb))
-    assert [(one.name, one.kind, one.queues) for one in found] == [
-        ("net1", "bridge", 4),
-        ("hostdev0", "hostdev", 1),
-    ]
-
-
 def test_a_card_that_cannot_be_held_is_named_and_nothing_is_changed() -> None:
     qemu = Qemu(card(), card(kind="hostdev", name="net1"))
     with pytest.raises(CannotCapture, match=r"buffered: net1 \(hostdev\) bypasses QEMU") as refused:
         network_hold.hold_facts(qemu)
     assert "net0" not in str(refused.value)
+    assert refused.value.hint == "use virtio cards on a bridge instead"
     assert qemu.told == []
+
+
+def test_a_card_with_queues_can_be_replaced() -> None:
+    qemu = Qemu(card(driver="<driver queues='2'/>"))
+    with pytest.raises(CannotCapture, match="net0 has 2 queues") as refused:
+        network_hold.hold_facts(qemu)
+    assert refused.value.hint == "run vmckpt prepare web1 --live"
 
 
 def test_facts_survive_and_others_are_refused() -> None:

@@ -25,16 +25,18 @@ BARE = """<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/
 </domain>"""
 GOOD = """<domain type='kvm'><name>web1</name><genid>77ff</genid>
   <memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>
-  <devices><interface type='bridge'><model type='virtio'/><driver name='qemu' queues='2'/>
+  <devices><interface type='bridge'><model type='virtio'/><driver name='qemu'/>
   </interface></devices></domain>"""
 DISK = DiskFacts(
     name="vda", kind="file", device="disk", format="qcow2", source="/i/a.qcow2", version=3
 )
 
 
-def prepare(stored: str, running: str | None, disks: Sequence[DiskFacts] = ()) -> Prepared:
+def prepare(
+    stored: str, running: str | None, disks: Sequence[DiskFacts] = (), *, finds_writes: bool = False
+) -> Prepared:
     live = ET.fromstring(running) if running is not None else None
-    return room.prepare(stored, live, disks)
+    return room.prepare(stored, live, disks, finds_writes=finds_writes)
 
 
 def told(found: Prepared) -> dict[str, Severity]:
@@ -62,7 +64,8 @@ def test_all_that_is_lacking_is_added_and_nothing_else_touched() -> None:
         ET.tostring(before), strip_text=True
     )
     assert not found.restart
-    assert set(told(found).values()) == {Severity.WARNING, Severity.INFO}
+    assert told(found).pop("network-queues") is Severity.OK
+    assert set(told(found).values()) == {Severity.WARNING, Severity.INFO, Severity.OK}
 
 
 def test_what_is_as_it_should_be_stays() -> None:
@@ -71,7 +74,8 @@ def test_what_is_as_it_should_be_stays() -> None:
     assert (found.xml, found.restart) == (None, False)
     assert told(found) == {
         "memory": Severity.OK, "memory-folder": Severity.INFO, "vmgenid": Severity.OK,
-        "network-driver": Severity.OK, "disk-bitmaps": Severity.OK,
+        "network-driver": Severity.OK, "network-queues": Severity.OK,
+        "disk-bitmaps": Severity.OK,
     }  # fmt: skip
 
 
@@ -97,10 +101,15 @@ def test_a_restart_is_asked_for_where_the_running_guest_lacks_it(
     found = prepare(stored, running)
 
     assert (found.xml is not None, found.restart) == (changes, restart)
-    mends = {f.hint for f in found.findings if f.severity is Severity.WARNING} - {None}
+    mends = {
+        f.hint for f in found.findings
+        if f.severity is Severity.WARNING and f.code != "network-unplugged"
+    } - {None}  # fmt: skip
     assert bool(mends) == restart
     if restart:
-        assert mends == {"shut web1 down and start it again (a reboot is not enough)"}
+        again = "shut web1 down and start it again (a reboot is not enough)"
+        live = {f"run vmckpt prepare web1 --live, or {again}"}
+        assert {again} <= mends <= {again} | live
 
 
 @pytest.mark.parametrize(
@@ -125,6 +134,28 @@ def test_memory_becomes_a_shared_file(memory: str, source: str | None, changes: 
     assert access.get("mode") == "shared"
 
 
+@pytest.mark.parametrize("running", [None, BARE, GOOD])
+def test_memory_stays_private_if_the_host_finds_written_pages(running: str | None) -> None:
+    found = prepare(BARE, running, finds_writes=True)
+    (memory,) = (one for one in found.findings if one.code == "memory")
+
+    assert memory.severity is Severity.OK
+    assert "may stay private" in memory.text
+    assert "memoryBacking" not in (found.xml or "")
+    assert found.restart == (running == BARE)
+    ready = GOOD.replace("<source type='file'/><access mode='shared'/>", "")
+    assert not prepare(ready, ready, finds_writes=True).restart
+
+
+def test_shared_memory_stays_shared() -> None:
+    found = prepare(GOOD, GOOD, finds_writes=True)
+
+    assert (found.xml, found.restart) == (None, False)
+    assert [one.text for one in found.findings if one.code == "memory"] == [
+        "its memory is a file that other processes can map"
+    ]
+
+
 def test_numa_cells_are_shared_too() -> None:
     cell = "<cpu><numa><cell id='0' memory='1' memAccess='private'/></numa></cpu></domain>"
     found = prepare(GOOD.replace("</domain>", cell), None)
@@ -146,7 +177,7 @@ def test_numa_cells_are_shared_too() -> None:
     ],
 )
 def test_only_virtio_cards_under_kvm_have_vhost(domain: str, card: str, changes: bool) -> None:
-    stored = GOOD.replace("<model type='virtio'/><driver name='qemu' queues='2'/>", card)
+    stored = GOOD.replace("<model type='virtio'/><driver name='qemu'/>", card)
     found = prepare(stored.replace("type='kvm'", f"type='{domain}'"), None)
 
     assert (found.xml is not None) == changes
@@ -154,8 +185,39 @@ def test_only_virtio_cards_under_kvm_have_vhost(domain: str, card: str, changes:
     assert told(found)["network-driver"] is expected
 
 
+@pytest.mark.parametrize(
+    ("domain", "card", "queues"),
+    [
+        pytest.param("kvm", "<driver name='qemu' queues='4'/>", True, id="kvm"),
+        pytest.param("qemu", "<driver queues='2' rx_queue_size='512'/>", True, id="tcg"),
+        pytest.param("qemu", "<driver queues='1'/>", False, id="a-single-queue"),
+    ],
+)
+def test_a_card_keeps_a_single_queue(domain: str, card: str, queues: bool) -> None:
+    stored = GOOD.replace("<driver name='qemu'/>", card).replace("'kvm'", f"'{domain}'")
+    found = prepare(stored, stored)
+    (one,) = (finding for finding in found.findings if finding.code == "network-queues")
+
+    assert (found.xml is not None, found.restart) == (queues, queues)
+    assert one.severity is (Severity.WARNING if queues else Severity.OK)
+    if queues:
+        assert "queues=" not in str(found.xml)
+        assert ("rx_queue_size" in card) == ("rx_queue_size" in str(found.xml))
+        assert "prepare web1 --live" in str(one.hint)
+
+
+def test_a_card_that_is_not_plugged_in_is_told_of() -> None:
+    running = GOOD.replace("<interface type='bridge'>", "<interface type='user'>")
+    card = "<interface type='bridge'><mac address='52:54:00:00:00:09'/></interface>"
+    stored = GOOD.replace("<devices>", f"<devices>{card}")
+    (told,) = (one for one in prepare(stored, running).findings if one.code == "network-unplugged")
+    assert told.text.startswith("network card 52:54:00:00:00:09 is in its definition")
+    for live in (stored, None):
+        assert "network-unplugged" not in [one.code for one in prepare(stored, live).findings]
+
+
 def test_a_card_of_qemus_own_network_has_no_vhost() -> None:
-    stored = GOOD.replace("<driver name='qemu' queues='2'/>", "").replace("'bridge'", "'user'")
+    stored = GOOD.replace("<driver name='qemu'/>", "").replace("'bridge'", "'user'")
 
     assert prepare(stored, None).xml is None
 
