@@ -99,7 +99,7 @@ def test_memory_that_is_not_shared_is_refused_with_the_reason(bench: Bench) -> N
     got = order("shared", bench=bench)
 
     assert got["error"] == "CannotCapture"
-    assert "is private to QEMU; run vmckpt prepare" in got["message"]
+    assert "is private to QEMU; use another method" in got["message"]
     assert order("look", bench=bench) == ORDINARY
 
 

@@ -127,7 +127,7 @@ def protect(
 
     --finder write-tracking tracks the writes of the guest as it is. --finder soft-dirty does so on
     kernels before 6.7, for memory that is not shared. --finder compare compares all memory in each
-    epoch; it needs memory in a file on tmpfs (see vmckpt prepare).
+    epoch; it needs memory in a shared file on tmpfs.
 
     The command returns when the standby is ready; the protection then continues in the background
     (see vmckpt status). Ctrl-C before the standby is ready ends the protection.

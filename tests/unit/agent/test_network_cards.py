@@ -14,8 +14,10 @@ import pytest
 from vmckpt.agent import network_cards
 from vmckpt.agent.orders import CardsOrder
 from vmckpt.agent.protocol import ControllerChannel
+from vmckpt.capture import network_hold
 from vmckpt.capture.network_cards import CardReport, mac_of
 from vmckpt.errors import BadInput, GuestLocked, HypervisorError, OutcomeUnknown
+from vmckpt.hypervisor import hotplug
 from vmckpt.model.guest import GuestInterface
 from vmckpt.units import Seconds
 
@@ -120,11 +122,11 @@ def guest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Guest:
         return made
 
     monkeypatch.setattr(network_cards, "QmpMonitor", opened)
-    monkeypatch.setattr(network_cards.network_hold, "uses_vhost", lambda _: True)
+    monkeypatch.setattr(network_hold, "uses_vhost", lambda _: True)
     monkeypatch.setattr(network_cards, "_interfaces", lambda *_: made.interfaces())
-    monkeypatch.setattr(network_cards.hotplug, "unplug", made.unplug)
-    monkeypatch.setattr(network_cards.hotplug, "plug", made.plug)
-    monkeypatch.setattr(network_cards.hotplug, "run_id", lambda _: made.run)
+    monkeypatch.setattr(hotplug, "unplug", made.unplug)
+    monkeypatch.setattr(hotplug, "plug", made.plug)
+    monkeypatch.setattr(hotplug, "run_id", lambda _: made.run)
     monkeypatch.setattr(network_cards, "run_dir", lambda *names: tmp_path)
     monkeypatch.setattr(network_cards, "RUN", tmp_path)
     monkeypatch.setattr(network_cards, "_FOLDER", ".")

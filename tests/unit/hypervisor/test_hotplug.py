@@ -11,6 +11,15 @@ from vmckpt.hypervisor import hotplug
 T = TypeVar("T")
 
 
+class Refused(libvirt.libvirtError):
+    def __init__(self, code: int) -> None:
+        super().__init__("no")
+        self.code = code
+
+    def get_error_code(self) -> int:
+        return self.code
+
+
 class Domain:
     """A guest, its connection, and a libvirt network."""
 
@@ -32,9 +41,7 @@ class Domain:
     def networkLookupByName(self, name: str) -> "Domain":
         assert name == "default"
         if self.error:
-            error = libvirt.libvirtError("no")
-            error.err = (self.error, 0, "no", 0, "", None, None, 0, 0)
-            raise error
+            raise Refused(self.error)
         return self
 
     def isActive(self) -> int:

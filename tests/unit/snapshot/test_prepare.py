@@ -19,6 +19,7 @@ from vmckpt.model.finding import Severity
 from vmckpt.model.guest import Guest, GuestJob, GuestState
 from vmckpt.model.host import HostProbe
 from vmckpt.model.migration import Outcome
+from vmckpt.remote import probe
 from vmckpt.snapshot import live_cards, prepare
 from vmckpt.snapshot.live_cards import LiveCards
 from vmckpt.snapshot.prepare import Readiness
@@ -280,7 +281,7 @@ async def test_what_a_host_finds_is_asked_over_ssh(monkeypatch: pytest.MonkeyPat
         return answer
 
     monkeypatch.setattr(prepare, "Remote", Over)
-    monkeypatch.setattr(prepare.probe, "probe_host", probed)
+    monkeypatch.setattr(probe, "probe_host", probed)
     answer: HostProbe | None = replace(PROBE, kernel=(6, 12))
     assert HOST.ssh is not None
     assert await prepare._finds_writes(HOST)

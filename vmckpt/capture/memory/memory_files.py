@@ -27,7 +27,10 @@ from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.units import Bytes
 from vmckpt.util import host_directories
 
-_PREPARE = "run vmckpt prepare, or use another capture method"
+_PREPARE = (
+    "use another method, or put <source type='file'/><access mode='shared'/> into <memoryBacking>"
+    " of its definition and restart it"
+)
 _REASONS = {
     "memory-backend-ram": "is private to QEMU",
     "memory-backend-memfd": "is a memfd, which vmckpt cannot read with every QEMU version",

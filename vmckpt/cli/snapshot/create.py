@@ -58,9 +58,8 @@ def create(
     --way tracking tracks which pages the guest writes, from outside QEMU. A process on the host
     does this until the guest stops, and the next snapshot reads only the written pages. --way
     background uses QEMU's background snapshot, and ends the tracking. --way shared is for guests
-    whose memory is a file on the host; to set this up, use vmckpt prepare. The host then keeps a
-    copy as large as the memory until the guest stops, and each snapshot compares the memory with
-    it. --way auto uses tracking if the host supports it (see vmckpt doctor), else shared if such a
+    whose memory is a shared file on the host. The host then keeps a copy as large as the memory
+    until the guest stops, and each snapshot compares the memory with it. --way auto uses tracking if the host supports it (see vmckpt doctor), else shared if such a
     copy exists, else background. If none of them works, --way auto uses libvirt's memory snapshot,
     during which the guest is paused.
 
