@@ -1,13 +1,23 @@
-"""vmckpt guests names a guest that has two copies."""
+"""vmckpt guests names a guest that has two copies; vmckpt prepare asks before it replaces cards."""
+
+import asyncio
+import json as json_text
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.support.builders import host_facts
 from tests.support.two_copies import HOSTS, INVENTORY, TWO, WEB, asked
+from tests.unit.cli.test_cards import CARD, DONE, LOST, found
 from vmckpt.app import fleet
+from vmckpt.app import hosts as app_hosts
+from vmckpt.app.controller import Caller, Controller, Inventory
+from vmckpt.capture.network_cards import CardReport
 from vmckpt.cli import hosts as hosts_command
-from vmckpt.errors import HostUnreachable, TwoCopies
+from vmckpt.errors import BadInput, HostUnreachable, HypervisorError, TwoCopies
 from vmckpt.model.same_host import SameUuid
+from vmckpt.snapshot.prepare import Readiness
 
 
 @pytest.mark.parametrize("json", [False, True])
@@ -74,3 +84,61 @@ def test_200_hosts_that_do_not_answer_are_one_short_message(
     with pytest.raises(HostUnreachable, match=r"^h001: no route to host; h002: no route to host;"):
         hosts_command._complain(few)
     capsys.readouterr()
+
+
+class Prepared:
+    """What is known of a guest's cards, and what was done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *cards: CardReport) -> None:
+        self.found, self.after = found(CARD), found(*cards)
+        self.done: list[str] = []
+        for name in ("guest_readiness", "make_ready"):
+            monkeypatch.setattr(app_hosts, name, getattr(self, name))
+        caller = Caller(emit=lambda _: None, warn=print, stop=asyncio.Event())
+        known = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
+        acting = Controller(inventory=known, caller=caller)
+        monkeypatch.setattr(hosts_command, "_acting", lambda *_, **__: acting)
+
+    async def guest_readiness(self, _: Controller, guest: str, *, live: bool) -> Readiness:
+        self.done.append(f"look at {guest}{' live' if live else ''}")
+        return self.found if live else replace(self.found, live=None)
+
+    async def make_ready(self, acting: Controller, guest: str, *, live: bool) -> Readiness:
+        assert not acting.caller.stop.is_set()
+        self.done.append(f"prepare {guest}{' live' if live else ''}")
+        return self.after
+
+
+def test_cards_are_replaced_when_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared = Prepared(monkeypatch, DONE)
+    hosts_command.prepare("web1")
+    assert prepared.done == ["look at web1"]
+    hosts_command.prepare("web1", live=True, dry_run=True)
+    assert prepared.done[1:] == ["look at web1 live"]
+    assert "it would be unplugged" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="--yes"):  # there is no terminal to ask
+        hosts_command.prepare("web1", live=True)
+    hosts_command.prepare("web1", live=True, yes=True)
+    assert prepared.done[3:] == ["look at web1 live", "prepare web1 live"]
+    assert "without network for 750 ms" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_question_names_both_changes() -> None:
+    one = replace(found(CARD), lacks=True)
+    assert hosts_command._question(one) == (
+        "change the stored definition and replace network cards (about 1 s without network each) of"
+        " web1 on alpha?"
+    )
+    assert "network cards" not in hosts_command._question(replace(one, live=None))
+    assert "definition" not in hosts_command._question(found(CARD))
+
+
+def test_an_address_that_does_not_return_fails_the_command_after_its_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Prepared(monkeypatch, LOST)
+    with pytest.raises(HypervisorError, match=r"does not report 10\.0\.0\.5"):
+        hosts_command.prepare("web1", live=True, yes=True, json=True)
+    assert json_text.loads(capsys.readouterr().out)["cards"][0]["confirmed"] is False

@@ -59,9 +59,10 @@ def create(
     does this until the guest stops, and the next snapshot reads only the written pages. --way
     background uses QEMU's background snapshot, and ends the tracking. --way shared is for guests
     whose memory is a shared file on the host. The host then keeps a copy as large as the memory
-    until the guest stops, and each snapshot compares the memory with it. --way auto uses tracking if the host supports it (see vmckpt doctor), else shared if such a
-    copy exists, else background. If none of them works, --way auto uses libvirt's memory snapshot,
-    during which the guest is paused.
+    until the guest stops, and each snapshot compares the memory with it. --way auto uses tracking
+    if the host supports it (see vmckpt doctor), else shared if such a copy exists, else background.
+    If none of them works, --way auto uses libvirt's memory snapshot, during which the guest is
+    paused.
 
     Examples:
 
