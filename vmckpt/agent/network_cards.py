@@ -250,7 +250,7 @@ class _Replacing:
             if time.monotonic() > give_up:
                 raise HypervisorError(
                     f"{host}: {name} did not release its {self._called} within"
-                    f" {show_seconds(_RELEASE)}; it may still do so, at the latest when it is"
+                    f" {show_seconds(_RELEASE)}; it may still do so, for example when it is"
                     " rebooted",
                     host=host,
                     hint=f"run vmckpt recover after a reboot of {name}: it plugs the card in again",
