@@ -50,10 +50,10 @@ _TRIES = 3
 def carry_out(order: CardsOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Carry out an order.
 
-    Returns "cards" (`CardReport`) and "refused" for `look` and `replace`, and "state" (`CardState`)
-    for `look` and `finish`. Raises BadInput if the cards cannot be replaced, GuestLocked,
-    HypervisorError, RemoteError, OSError. If a card may be unplugged or may still be released, the
-    error's `undone` is false.
+    Returns "cards" (as CardReport.to_json) for `look` and `replace`, "state" (CardState) for `look`
+    and `finish`, and "refused" for `look`. Raises BadInput if the cards cannot be replaced,
+    GuestLocked, HypervisorError, RemoteError, OSError, ValueError. If a card is unplugged or may
+    still be released, the error's `undone` is false.
     """
     if order.what == "look":
         return _look(order)

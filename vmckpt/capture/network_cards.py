@@ -42,7 +42,10 @@ class Card:
 
 
 def cards(xml: str) -> tuple[Card, ...]:
-    """Return a running guest's network cards, and its passed-through PCI devices."""
+    """Return a running guest's network cards, and its passed-through PCI devices.
+
+    Raises ValueError if the XML is invalid.
+    """
     root = domain_xml.tree(xml, "domain")
     found = [_card(node) for node in root.findall("devices/interface")]
     # The kind of a passed-through device is unknown here, so it is assumed to be a card.
@@ -109,7 +112,7 @@ def replacements(xml: str, *, vhost: bool, chosen: Sequence[str] = ()) -> tuple[
 
     `vhost`: see `why_not`. `chosen`: MAC addresses of cards that are replaced in any case; empty:
     only cards whose output cannot be buffered are replaced. Cards that bypass QEMU whatever their
-    driver are not returned.
+    driver are not returned. Raises ValueError if the XML is invalid.
     """
     return tuple(_replacements(xml, vhost=vhost, chosen=chosen))
 
@@ -180,7 +183,10 @@ def _text(node: ET.Element) -> str:
 
 
 def plugged(xml: str, mac: str) -> ET.Element | None:
-    """Return the card with this MAC address in a guest's live XML; None if there is none."""
+    """Return the card with this MAC address in a guest's live XML; None if there is none.
+
+    Raises ValueError if the XML is invalid.
+    """
     for node in domain_xml.tree(xml, "domain").findall("devices/interface"):
         if mac_of(node) == mac:
             return node
@@ -201,7 +207,10 @@ def _driver(node: ET.Element) -> tuple[str | None, int]:
 
 
 def refusal(xml: str, wanted: Sequence[Replacement]) -> str | None:
-    """Return why the cards cannot be replaced; None if nothing is known against it."""
+    """Return why the cards cannot be replaced; None if no reason is known.
+
+    Raises ValueError if the XML is invalid.
+    """
     nodes = domain_xml.tree(xml, "domain").findall("devices/interface")
     counts = Counter(mac_of(node) for node in nodes)
     for card in wanted:
@@ -334,7 +343,8 @@ class CardState(StrEnum):
 def interrupted(xml: str | None, card: Replacement) -> CardState:
     """Return the state of a card whose replacement was interrupted.
 
-    `xml`: the guest's live XML; None if its QEMU is not the same any more.
+    `xml`: the guest's live XML; None if its QEMU is not the same any more. Raises ValueError if the
+    XML is invalid.
     """
     if xml is None:
         return CardState.LEFT
