@@ -120,10 +120,11 @@ def test_a_card_is_replaced_in_a_running_guest_whoever_is_killed(bench: Bench) -
 
     # The agent is killed, without a job.
     order = CardsOrder(what="replace", guest=uuid(bench), uri=client.LIBVIRT, host="alpha")
-    killed = subprocess.run(
-        dies(bench, "agent"), input=json.dumps(order.as_json()) + "\n", text=True, check=False
-    )
-    assert killed.returncode in (137, -signal.SIGKILL)
+    with subprocess.Popen(dies(bench, "agent"), stdin=subprocess.PIPE, text=True) as killed:
+        assert killed.stdin is not None
+        killed.stdin.write(json.dumps(order.as_json()) + "\n")
+        killed.stdin.flush()  # and stays open: an agent without a controller unplugs nothing
+        assert killed.wait(60) in (137, -signal.SIGKILL)
     assert card(bench) is None
     findings = bench.good("prepare", "web1", "--dry-run", "--json").json["findings"]
     assert "network-unplugged" in [one["code"] for one in findings]

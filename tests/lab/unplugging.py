@@ -41,7 +41,9 @@ async def be_controller(guest: str, agent: Sequence[str]) -> None:
         if order.get("what") != "replace":
             return await usual(on, order, *more)
         started = await asyncio.create_subprocess_exec(*agent, stdin=subprocess.PIPE)
-        await started.communicate(f"{json.dumps(order)}\n".encode())
+        assert started.stdin is not None
+        started.stdin.write(f"{json.dumps(order)}\n".encode())
+        await started.wait()  # its input stays open: an agent without a controller unplugs nothing
         die()
         return {}
 

@@ -38,6 +38,8 @@ _PATIENCE = Seconds(60.0)
 """How long to wait for an agent that is still replacing a card of the same guest."""
 _RELEASE = Seconds(30.0)
 """Time limit for the guest to release a card. PCIe's native hotplug takes 5 to 6 s."""
+_AGAIN = Seconds(3.0)
+"""Interval between requests to release a card: a busy or booting guest may lose a request."""
 _RETURN = Seconds(60.0)
 """Time limit for the addresses of a new card, for example until the guest has a DHCP lease."""
 _TURN = Seconds(0.05)
@@ -246,7 +248,13 @@ class _Replacing:
                     code=exc.code,
                     hint=f"shut {name} down and start it again instead",
                 ) from exc
+        asked = time.monotonic()
         while self._is_plugged():
+            if time.monotonic() > asked + _AGAIN:
+                with suppress(HypervisorError):  # QEMU refuses while the request is still pending
+                    hotplug.unplug(self._monitor, self._card.old)
+                asked = time.monotonic()
+                continue
             if time.monotonic() > give_up:
                 raise HypervisorError(
                     f"{host}: {name} did not release its {self._called} within"

@@ -290,6 +290,16 @@ def test_a_call_whose_answer_was_lost_may_have_unplugged_the_card(
         assert recorded(tmp_path)
 
 
+def test_a_request_that_the_guest_lost_is_repeated(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_cards, "_AGAIN", Seconds(0.03))
+    guest.on_unplug = lambda _: len(guest.done) > 2
+    (report,) = replaced(cards=(MACS[0],))
+    assert report.replaced
+    assert guest.done == ["unplug 1", "unplug 1", "unplug 1", "plug 1"]
+
+
 def test_a_killed_agents_card_is_plugged_in_by_the_next(guest: Guest, tmp_path: Path) -> None:
     def kill(_: object) -> None:
         raise Killed
