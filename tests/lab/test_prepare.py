@@ -208,7 +208,7 @@ def test_the_guest_agent_confirms_a_new_card_and_clients_go_on(bench: Bench) -> 
     (report,) = map(CardReport.parse, told["cards"])
     sys.stderr.write(f"{report}\n")
 
-    assert (report.addresses, report.confirmed) == ((guest.address,), True)
+    assert (report.addresses, report.confirmed) == ((f"{guest.address}/24",), True)
     now = card(bench, mac=mac)
     assert now is not None
     driver = now.find("driver")

@@ -13,8 +13,9 @@ from typing import Any
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import domain_xml
-from vmckpt.hypervisor.guest_agent import GuestAgent, GuestInterface
+from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qmp import QmpMonitor
+from vmckpt.model.guest import GuestInterface
 from vmckpt.units import Seconds
 
 _ANSWERS = Seconds(10.0)
