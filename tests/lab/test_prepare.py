@@ -80,7 +80,11 @@ def card(bench: Bench, *flags: str, mac: str = MAC) -> ET.Element | None:
 
 
 def without_driver(one: ET.Element | None) -> str:
+    """All about a card but its driver, and the name on the host if libvirt has chosen it."""
     assert one is not None
+    target = one.find("target")
+    if target is not None and target.get("dev", "").startswith("vnet"):
+        one.remove(target)
     driver = one.find("driver")
     if driver is not None:
         one.remove(driver)
