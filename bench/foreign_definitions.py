@@ -124,13 +124,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for the counts")
     given = parser.parse_args()
     known = list(definitions(given.folders))
-    rows, silent = [], 0
+    rows: list[tuple[str, int, list[str]]] = []
+    silent = 0
     for kind in REFUSED:
         having = [one for one in known if one[1].find(kind.path) is not None]
         named = [one for one in having if codes(one[1], one[2], has_all=False) & kind.codes]
         left = [name for name, *_ in having if name not in {one[0] for one in named}]
         silent += len(left)
-        rows.append({"kind": kind.kind, "definitions": len(having), "unnamed": left})
+        rows.append((kind.kind, len(having), left))
     for kind_name, path in ALLOWED.items():
         having = [one for one in known if one[1].find(path) is not None]
         others = {code for kind in REFUSED for code in kind.codes} - {"host-device"}
@@ -138,14 +139,13 @@ def main() -> int:
             name for name, root, guest in having
             if codes(root, guest, has_all=True) and not codes(root, guest, has_all=True) & others
         ]  # fmt: skip
-        rows.append({"kind": f"{kind_name} (allowed)", "definitions": len(having),
-                     "unnamed": wrong})  # fmt: skip
+        rows.append((f"{kind_name} (allowed)", len(having), wrong))
     print(f"{len(known)} definitions")
-    for row in rows:
-        print(f"{row['kind']:34}{row['definitions']:6}  wrong: {len(row['unnamed'])}"
-              f" {' '.join(row['unnamed'][:4])}")  # fmt: skip
+    for name, count, left in rows:
+        print(f"{name:34}{count:6}  wrong: {len(left)} {' '.join(left[:4])}".rstrip())
     if given.json is not None:
-        given.json.write_text(json.dumps({"definitions": len(known), "rows": rows}, indent=1))
+        counts = [{"kind": name, "definitions": count, "wrong": left} for name, count, left in rows]
+        given.json.write_text(json.dumps({"definitions": len(known), "rows": counts}, indent=1))
     return 1 if silent else 0
 
 
