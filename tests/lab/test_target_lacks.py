@@ -224,6 +224,24 @@ def test_a_snapshot_of_what_qemu_cannot_save_is_refused_at_once(scene: Scene, ke
     assert "its shmem device has state that cannot be replicated" in protect.err
 
 
+def test_checkpoints_of_another_backup_tool_come_along(scene: Scene) -> None:
+    image = scene.bench.plan.shared / f"{scene.name}.raw.qcow2"
+    scene.on("alpha", "qemu-img", "create", "-q", "-f", "qcow2", str(image), "1M")
+    scene.start(
+        "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
+        f"<source file='{image}'/><target dev='vda' bus='virtio'/></disk>"
+    )
+    for name in ("tool.0", "tool.1"):
+        scene.on("alpha", "virsh", "checkpoint-create-as", scene.name, name)
+    warned = scene.bench.run("migrate", scene.name, "--to", "beta", "--dry-run", "--json").json
+    assert "foreign-checkpoints" in [one["code"] for one in warned["findings"]]
+
+    moved = scene.bench.good("migrate", scene.name, "--to", "beta", "--json").json
+    listed = scene.on("beta", "virsh", "checkpoint-list", scene.name, "--name", "--topological")
+    assert listed.split() == ["tool.0", "tool.1"], moved["warnings"]
+    assert not [one for one in moved["warnings"] if "was not defined" in one]
+
+
 def test_a_port_that_is_taken_there(scene: Scene) -> None:
     target = scene.bench.plan.host("beta")
     with socket.socket() as free:

@@ -54,6 +54,12 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does. In a pipe, only the cells of tables wrap."""
+        if any(isinstance(one, Table) for one in objects):
+            options.setdefault("soft_wrap", False)
+        super().print(*objects, **options)
+
     def render_str(self, text: str, **options: Any) -> Text:
         """Render a sanitised text as rich does."""
         # The options are passed on unchanged, because they differ between versions of rich.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import host_facts
+from tests.support.card_reports import CARD, DONE, LOST, found
 from tests.support.two_copies import HOSTS, INVENTORY, TWO, WEB, asked
-from tests.unit.cli.test_cards import CARD, DONE, LOST, found
 from vmckpt.app import fleet
 from vmckpt.app import hosts as app_hosts
 from vmckpt.app.controller import Caller, Controller, Inventory

@@ -141,3 +141,32 @@ def test_a_width_that_makes_no_sense_is_ignored(
     lines = table(monkeypatch, columns, terminal=False)
 
     assert max(len(line.rstrip()) for line in lines) <= 200
+
+
+def test_a_sentence_in_a_narrow_table_wraps_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    words = [
+        "not",
+        "ready:",
+        "the",
+        "guest",
+        "is",
+        "running",
+        "unprotected,",
+        "so",
+        "its",
+        "standby",
+        "cannot",
+        "take",
+        "over",
+    ]
+    made = output.table("what", "why")
+    made.add_row("standby", " ".join(words))
+    console = output._console(stderr=False)
+    told = printed(lambda: console.print(made), console, terminal=False)
+
+    assert told.split()[3:] == words
+    assert max(map(len, told.splitlines())) <= 60
