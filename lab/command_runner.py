@@ -48,7 +48,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A controller's last progress report."""
+    """A controller's latest progress report."""
 
     phase: str = ""
     iteration: int = 0

@@ -16,6 +16,13 @@ BytesPerSecond = NewType("BytesPerSecond", int)
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
+MEMORY_UNITS = {"b": 1, "byte": 1, "bytes": 1} | {
+    f"{letter}{end}": base ** (power + 1)
+    for power, letter in enumerate("kmgtpe")
+    for end, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+"""Bytes in libvirt's units of memory, which ignore case: "MiB" and "M" are 1024², "MB" is 1000²."""
+
 # No sensible value is longer, and a regular expression can be slow on a long text.
 _LONGEST = 40
 _NUMBER = re.compile(r"\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-zA-Zµ]*)\s*")

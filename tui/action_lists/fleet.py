@@ -135,7 +135,9 @@ ON_FLEET = (
         fields=lambda scene: (policy(scene), _WHY), run=_evacuate,
         look=lambda scene, answers: ("evacuate", _name(scene),
                                      *option("--policy", answers, "policy"), "--dry-run"),
-        costs=lambda scene, _: f"{_name(scene)} has {_on_it(scene)}; all of them will be moved",
+        costs=lambda scene, _: (
+            f"{_name(scene)} has {_on_it(scene)}; the plan shows which of them will be moved"
+        ),
     ),
     Action(
         name="explain", key="x", label="Explain", where=_FLEET, fits=_one_guest,

@@ -219,7 +219,9 @@ class _Replacing:
     def replace(self, report: CardReport) -> CardReport:
         """Replace the card. Returns its report, completed."""
         run = hotplug.run_id(self._monitor)
-        assert run is not None
+        if run is None:
+            host = self._monitor.host
+            raise HypervisorError(f"{host}: {self._monitor.name} has stopped", host=host)
         _Record(run=run, card=self._card).write(self._path)
         self._unplug()
         gone = time.monotonic()

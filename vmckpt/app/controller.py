@@ -31,10 +31,11 @@ class Controller:
 
 
 def load_inventory(explicit: Path | None = None) -> Inventory:
-    """Load the inventory from `explicit`, VMCKPT_INVENTORY, ./hosts.yaml or the running lab.
+    """Load the inventory: `explicit`, or else the file that VMCKPT_INVENTORY names, ./hosts.yaml,
+    or the inventory of the running lab.
 
-    The first inventory that exists is used. Raises InventoryError if none exists, or if it is
-    invalid.
+    A file that is named explicitly or by VMCKPT_INVENTORY must exist. Raises InventoryError if
+    there is no inventory, or if the inventory cannot be read or is invalid.
     """
     path = inventory_path(explicit)
     if path is None:

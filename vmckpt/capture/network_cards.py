@@ -15,6 +15,7 @@ from typing import Any, Self
 from xml.etree import ElementTree as ET
 
 from vmckpt.capture.device_limits import CARDS_OUTSIDE, wants_vhost
+from vmckpt.definition.elements import attribute, mac_of
 from vmckpt.hypervisor import domain_xml
 from vmckpt.model.guest import GuestInterface
 from vmckpt.units import Seconds
@@ -51,7 +52,7 @@ def cards(xml: str) -> tuple[Card, ...]:
     # The kind of a passed-through device is unknown here, so it is assumed to be a card.
     for node in root.findall("devices/hostdev"):
         if node.get("type") == "pci":
-            name = _attribute(node, "alias", "name") or "a passed-through device"
+            name = attribute(node, "alias", "name") or "a passed-through device"
             found.append(Card(name=name, kind="hostdev", model=None, driver=None, queues=1))
     return tuple(found)
 
@@ -60,17 +61,12 @@ def _card(node: ET.Element) -> Card:
     driver = node.find("driver")
     told = dict(driver.attrib) if driver is not None else {}
     return Card(
-        name=_attribute(node, "alias", "name") or "a card without an alias",
+        name=attribute(node, "alias", "name") or "a card without an alias",
         kind=node.get("type", ""),
-        model=_attribute(node, "model", "type"),
+        model=attribute(node, "model", "type"),
         driver=told.get("name"),
         queues=int(told.get("queues", "1")),
     )
-
-
-def _attribute(node: ET.Element, child: str, name: str) -> str | None:
-    found = node.find(child)
-    return None if found is None else found.get(name)
 
 
 def why_not(card: Card, *, vhost: bool) -> str | None:
@@ -131,11 +127,6 @@ def _replacements(xml: str, *, vhost: bool, chosen: Sequence[str]) -> Iterator[R
         )  # fmt: skip
 
 
-def mac_of(node: ET.Element) -> str:
-    """Return the MAC address of an interface element in lower case; empty if it has none."""
-    return (_attribute(node, "mac", "address") or "").lower()
-
-
 def _pluggable(node: ET.Element) -> ET.Element:
     """Return the element that plugs the same card in again.
 
@@ -154,7 +145,7 @@ def _pluggable(node: ET.Element) -> ET.Element:
 
 def _through_qemu(node: ET.Element) -> ET.Element:
     """Change an element so that the card's packets pass through QEMU, in a single queue."""
-    if not (_attribute(node, "model", "type") or "").startswith("virtio"):
+    if not (attribute(node, "model", "type") or "").startswith("virtio"):
         return node
     driver = node.find("driver")
     if driver is None:

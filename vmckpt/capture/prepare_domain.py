@@ -15,7 +15,7 @@ from vmckpt.capture.device_limits import (
     not_replicated,
     wants_vhost,
 )
-from vmckpt.capture.network_cards import mac_of
+from vmckpt.definition.elements import mac_of
 from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.finding import Finding, Severity

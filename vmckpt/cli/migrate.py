@@ -343,10 +343,10 @@ def _figures(report: MigrationReport) -> None:
     if totals is not None and totals.setup is not None:
         figures.add_row("setup", show_seconds(totals.setup))
     if report.downtime is not None:
-        who = "the agents" if report.driver is Driver.AGENTS else "QEMU"
+        origin = "the agents" if report.driver is Driver.AGENTS else "QEMU"
         if totals is None or totals.downtime is None:
-            who = "libvirt's events"
-        figures.add_row(f"downtime, from {who}", show_seconds(report.downtime))
+            origin = "libvirt's events"
+        figures.add_row(f"downtime, from {origin}", show_seconds(report.downtime))
     if report.observed_downtime is not None:
         figures.add_row("downtime, observed", show_seconds(report.observed_downtime))
     _forecast(report, figures)

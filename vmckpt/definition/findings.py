@@ -5,8 +5,11 @@ from shlex import quote
 
 from vmckpt.definition.host_resources import CHECKS, Kind
 from vmckpt.definition.needs import Answer, Answers, Resource
+from vmckpt.errors import some
 from vmckpt.model.finding import Finding, Severity
 
+_MOST = 8
+"""Maximum number of resources that one finding names."""
 _START = {
     Kind.POOL: "run virsh pool-start {name} on {target}",
     Kind.NETWORK: "run virsh net-start {name} on {target}",
@@ -73,13 +76,13 @@ def _text(found: Sequence[Resource], answer: Answer, hosts: Mapping[str, str]) -
     first = found[0]
     guest = hosts["guest"]
     what = guest if first.device is None else f"{first.device} of {guest}"
-    names = ", ".join(_shown(one) for one in found)
+    names = some((_shown(one) for one in found), _MOST)
     lacks = _SAYS.get(answer) or _LACKS.get(first.kind, "which {is_} missing there")
-    noun = CHECKS[first.kind].noun
+    check = CHECKS[first.kind]
+    noun, verbs = check.noun, {"is_": "is", "was": "was", "has": "has"}
     if len(found) > 1:
-        noun, verbs = noun and f"{noun}s", {"is_": "are", "was": "were", "has": "have"}
-    else:
-        verbs = {"is_": "is", "was": "was", "has": "has"}
+        noun = noun and (check.plural or f"{noun}s")
+        verbs = {"is_": "are", "was": "were", "has": "have"}
     parts = (what, "needs", noun, f"{names},", lacks.format(**verbs))
     return " ".join(part for part in parts if part)
 

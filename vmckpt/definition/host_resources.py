@@ -47,6 +47,8 @@ class Check:
     how: str
     code: str
     noun: str
+    plural: str = ""
+    """Plural of the noun; empty: the noun with an "s"."""
     hint: str
     """May contain {name}, {guest}, {source} and {target}."""
 
@@ -59,6 +61,7 @@ CHECKS = {
     ),
     Kind.DIRECTORY: Check(
         how=_BY_SSH + "the directory exists", code="directory-missing", noun="directory",
+        plural="directories",
         hint="run mkdir -p {name} on {target}",
     ),
     Kind.DEVICE: Check(
@@ -75,7 +78,7 @@ CHECKS = {
     ),
     Kind.NWFILTER: Check(
         how=_BY_LIBVIRT + "the filter exists", code="nwfilter-missing", noun="network filter",
-        hint="save it with virsh nwfilter-dumpxml {name} on {source}, and run virsh"
+        hint="save its definition with virsh nwfilter-dumpxml {name} on {source}, and run virsh"
         " nwfilter-define on {target}",
     ),
     Kind.NETWORK: Check(
@@ -84,8 +87,8 @@ CHECKS = {
     ),
     Kind.POOL: Check(
         how=_BY_LIBVIRT + "the pool is active", code="pool-missing", noun="storage pool",
-        hint="save it with virsh pool-dumpxml {name} on {source}, then run virsh pool-define and"
-        " virsh pool-start on {target}",
+        hint="save its definition with virsh pool-dumpxml {name} on {source}, then run virsh"
+        " pool-define and virsh pool-start on {target}",
     ),
     Kind.VOLUME: Check(
         how=_BY_LIBVIRT + "the volume exists", code="volume-missing", noun="volume",
@@ -101,6 +104,7 @@ CHECKS = {
     ),
     Kind.ADDRESS: Check(
         how=_BY_SSH + "the host has the address", code="address-missing", noun="address",
+        plural="addresses",
         hint="add the address to {target}, or use listen address 0.0.0.0 and restart {guest}",
     ),
     Kind.PORT: Check(
@@ -119,7 +123,8 @@ CHECKS = {
     ),
     Kind.HUGE_PAGES: Check(
         how=_BY_SSH + "enough pages of this size are free", code="huge-pages-short",
-        noun="huge pages", hint="run virsh allocpages --all on {target}, or choose another host",
+        noun="huge pages", plural="huge pages",
+        hint="run virsh allocpages --all on {target}, or choose another host",
     ),
     Kind.SECURITY_MODEL: Check(
         how=_BY_LIBVIRT + "the driver is active", code="security-model-missing",
@@ -158,11 +163,11 @@ class Row:
     @property
     def in_schema(self) -> str:
         """The path without conditions, as the test of libvirt's schema spells it."""
-        bare = "/".join(step.partition("[")[0] for step in self.path.replace(_QEMU, "").split("/"))
+        bare = "/".join(step.partition("[")[0] for step in self.path.replace(QEMU, "").split("/"))
         return f"{bare}/{self.value}" if self.value else bare
 
 
-_QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
+QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 """Namespace of arguments that libvirt passes to QEMU unchanged."""
 CHARACTER_DEVICES = ("serial", "parallel", "console", "channel", "redirdev", "smartcard")
 _MAX_DEPTH = 3
@@ -298,7 +303,7 @@ def _others() -> Iterator[Row]:
     yield Row("devices/vsock/cid[@auto='no']", "@address", Kind.VSOCK_CID)
     yield Row("devices/filesystem/source", "@dir", Kind.FILE)
     yield Row("devices/filesystem/binary", "@path", Kind.FILE)
-    yield Row(_QEMU + "commandline/" + _QEMU + "arg", "@value", Kind.UNCHECKED, Severity.WARNING)
+    yield Row(QEMU + "commandline/" + QEMU + "arg", "@value", Kind.UNCHECKED, Severity.WARNING)
     yield Row("devices/filesystem/source", "@socket", Kind.SOCKET)
     yield Row("devices/lease/lockspace", "", Kind.UNCHECKED, Severity.WARNING)
     yield Row("devices/lease/target", "@path", Kind.FILE)

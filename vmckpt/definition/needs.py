@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 from vmckpt.definition.host_resources import ROWS, Kind, Row
 from vmckpt.model.finding import Severity
+from vmckpt.units import MEMORY_UNITS
 
 _BY_LIBVIRT = (
     "/var/lib/libvirt/qemu/", "/run/libvirt/", "/var/run/libvirt/", "/var/log/libvirt/",
@@ -163,19 +164,15 @@ def cpuset(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-_KIB = {"b": -10, "bytes": -10, "kib": 0, "k": 0, "mib": 10, "m": 10, "gib": 20, "g": 20}
-"""Powers of two by which a page size is multiplied to get KiB, by unit."""
-
-
 def _page_sizes(_text: str, node: ET.Element) -> Iterator[str]:
     """Yield the sizes of the huge pages in KiB; "" for the default size of the host."""
     pages = node.findall("page")
     if not pages:
         yield ""
     for page in pages:
-        size, unit = page.get("size", ""), _KIB.get(page.get("unit", "KiB").lower())
+        size, unit = page.get("size", ""), MEMORY_UNITS.get(page.get("unit", "KiB").lower())
         if size.isdecimal() and unit is not None:
-            yield str(int(size) << unit if unit >= 0 else int(size) >> -unit)
+            yield str(int(size) * unit // 1024)
 
 
 def _pci(_text: str, node: ET.Element) -> Iterator[str]:

@@ -8,6 +8,7 @@ and also apply to a guest that is off.
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
+from vmckpt.definition.elements import attribute
 from vmckpt.model.guest import Refusal
 
 
@@ -20,11 +21,11 @@ def _by_libvirt(root: ET.Element) -> Iterator[Refusal]:
     for disk in root.findall("devices/disk[transient]"):
         yield Refusal(
             code="disk-transient", by_qemu=False,
-            what=f"has a transient disk: {_attribute(disk, 'target', 'dev')}",
+            what=f"has a transient disk: {_named(disk, 'target', 'dev')}",
             hint="remove <transient/> from the disk and restart the guest",
         )  # fmt: skip
     for shmem in root.findall("devices/shmem"):
-        name, model = shmem.get("name", "?"), _attribute(shmem, "model", "type")
+        name, model = shmem.get("name", "?"), _named(shmem, "model", "type")
         if model == "ivshmem" or shmem.get("role") != "master":
             yield Refusal(
                 code="shmem", by_qemu=model == "ivshmem-plain",
@@ -41,10 +42,10 @@ def _by_libvirt(root: ET.Element) -> Iterator[Refusal]:
                 hint="add <timer name='tsc' frequency='...'/> to <clock>, or remove the feature",
             )  # fmt: skip
     for shared in root.findall("devices/filesystem"):
-        if _attribute(shared, "driver", "type") == "virtiofs":
+        if attribute(shared, "driver", "type") == "virtiofs":
             yield Refusal(
                 code="host-device", by_qemu=False,
-                what=f"has a virtiofs directory: {_attribute(shared, 'target', 'dir')}",
+                what=f"has a virtiofs directory: {_named(shared, 'target', 'dir')}",
                 hint="unmount the directory in the guest and run virsh detach-device",
             )  # fmt: skip
 
@@ -60,7 +61,7 @@ def _by_qemu(root: ET.Element) -> Iterator[Refusal]:
                 hint="remove <launchSecurity> and restart the guest",
             )  # fmt: skip
     for model in root.findall("devices/video/model"):
-        if _attribute(model, "acceleration", "accel3d") == "yes":
+        if attribute(model, "acceleration", "accel3d") == "yes":
             yield Refusal(
                 code="video-3d", what="has a graphics card with 3D acceleration",
                 hint="set accel3d='no' in <video> and restart the guest",
@@ -68,29 +69,28 @@ def _by_qemu(root: ET.Element) -> Iterator[Refusal]:
     for device in root.findall("devices/input[@type='passthrough']"):
         yield Refusal(
             code="input-passthrough",
-            what=f"has an input device of its host: {_attribute(device, 'source', 'evdev')}",
+            what=f"has an input device of its host: {_named(device, 'source', 'evdev')}",
             hint="use <input type='evdev'>, or detach the device with virsh detach-device",
         )  # fmt: skip
     for card in root.findall("devices/interface[@type='vdpa']"):
         yield Refusal(
-            code="nic-vdpa", what=f"has a vDPA network card: {_attribute(card, 'mac', 'address')}",
+            code="nic-vdpa", what=f"has a vDPA network card: {_named(card, 'mac', 'address')}",
             hint="detach the card with virsh detach-interface",
         )  # fmt: skip
     for tpm in root.findall("devices/tpm/backend[@type='passthrough']"):
         yield Refusal(
             code="tpm-passthrough",
-            what=f"uses the TPM of its host: {_attribute(tpm, 'device', 'path')}",
+            what=f"uses the TPM of its host: {_named(tpm, 'device', 'path')}",
             hint="use <backend type='emulator'> for <tpm> and restart the guest",
         )  # fmt: skip
     for disk in root.findall("devices/disk[@type='dir']"):
         if disk.find("readonly") is None:
             yield Refusal(
                 code="disk-directory",
-                what=f"has a writable directory as a disk: {_attribute(disk, 'target', 'dev')}",
+                what=f"has a writable directory as a disk: {_named(disk, 'target', 'dev')}",
                 hint="make the disk read-only, or use an image",
             )  # fmt: skip
 
 
-def _attribute(node: ET.Element, child: str, name: str) -> str:
-    found = node.find(child)
-    return "?" if found is None else found.get(name, "?")
+def _named(node: ET.Element, child: str, name: str) -> str:
+    return attribute(node, child, name) or "?"

@@ -16,7 +16,7 @@ from vmckpt.definition import needs, unmigratable
 from vmckpt.errors import BadInput
 from vmckpt.model.guest import Disk, Guest, GuestState, Nic
 from vmckpt.model.migration import JobPhase, JobSample, JobTotals
-from vmckpt.units import Bytes, BytesPerSecond, Seconds
+from vmckpt.units import MEMORY_UNITS, Bytes, BytesPerSecond, Seconds
 
 
 def path_of(root: ET.Element) -> str | None:
@@ -49,14 +49,6 @@ STATES = {
     libvirt.VIR_DOMAIN_CRASHED: GuestState.CRASHED,
     libvirt.VIR_DOMAIN_PMSUSPENDED: GuestState.SUSPENDED,
 }
-
-_SCALE = {"b": 1, "byte": 1, "bytes": 1} | {
-    f"{letter}{end}": base ** (power + 1)
-    for power, letter in enumerate("kmgtpe")
-    for end, base in (("", 1024), ("ib", 1024), ("b", 1000))
-}
-"""libvirt's units of memory, which ignore case: "MiB" and "M" are 1024², "MB" is 1000²."""
-
 
 # libvirt's limit for strings (VIR_NET_MESSAGE_STRING_MAX), and libxml2's limit for nesting.
 _MOST_XML = 4 << 20
@@ -253,9 +245,9 @@ def _bytes(node: ET.Element | None) -> Bytes:
     if node is None or not node.text:
         return Bytes(0)
     unit = node.get("unit") or "KiB"
-    if unit.lower() not in _SCALE:
+    if unit.lower() not in MEMORY_UNITS:
         raise ValueError(f"memory has the unknown unit {unit[:40]!r}")
-    return Bytes(count(_number(node.text, "memory") * _SCALE[unit.lower()], "memory"))
+    return Bytes(count(_number(node.text, "memory") * MEMORY_UNITS[unit.lower()], "memory"))
 
 
 def _disk(node: ET.Element) -> Disk:

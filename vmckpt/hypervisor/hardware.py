@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
+from vmckpt.definition.elements import attribute
 from vmckpt.hypervisor import domain_xml
 
 _NOT_COMPARED = frozenset({"alias", "seclabel", "source", "log", "backend", "backingStore"})
@@ -112,9 +113,8 @@ def _device(node: ET.Element, attributes: Collection[str], children: Collection[
     return Part(" ".join([*own, *sorted(inside)]), filled)
 
 
-def _of(node: ET.Element, child: str, key: str) -> str:
-    found = node.find(child)
-    return "" if found is None else found.get(key, "")
+def _of(node: ET.Element, child: str, name: str) -> str:
+    return attribute(node, child, name) or ""
 
 
 def _from(node: ET.Element) -> str:
@@ -140,9 +140,9 @@ def _disk(node: ET.Element, identity: bool) -> Part:
 
 def _card(node: ET.Element, identity: bool) -> Part:
     part = _device(node, (), ("rom",))
-    who = f"{_of(node, 'mac', 'address')} {_from(node)}" if identity else ""
+    own = f"{_of(node, 'mac', 'address')} {_from(node)}" if identity else ""
     filled = {key: value for key, value in part.filled_in.items() if key != "target"}
-    return Part(f"{who} {_of(node, 'model', 'type')} {part.value}", filled)
+    return Part(f"{own} {_of(node, 'model', 'type')} {part.value}", filled)
 
 
 def _controller(node: ET.Element, _: bool) -> Part:

@@ -24,8 +24,8 @@ _MOST = 20
 class SourceAnswers:
     """The answers of the source's libvirt and QEMU."""
 
-    xml: str
-    """The running guest's XML as libvirt would send it, with passwords."""
+    xml: str = ""
+    """The running guest's XML as libvirt would send it, with passwords; empty: unknown."""
     needs: tuple[Resource, ...] = ()
     blocked: tuple[str, ...] = ()
     """Why QEMU cannot migrate the guest, in QEMU's words ("blocked-reasons" of query-migrate)."""

@@ -186,7 +186,7 @@ class Guest:
     directories: tuple[str, ...] = ()
     """Tags of the host's directories that are shared with the guest (<filesystem>)."""
     refusals: tuple[Refusal, ...] = ()
-    """Devices and settings with which libvirt or QEMU refuses every migration."""
+    """Devices and settings because of which libvirt or QEMU refuses every migration."""
 
     @property
     def leaves(self) -> bool:

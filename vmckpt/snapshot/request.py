@@ -44,7 +44,7 @@ class Taken:
     warnings: tuple[str, ...]
     job: str | None
     way: str = "background"
-    """The capture method: "background", "shared", "libvirt", or "disks" without memory."""
+    """The capture method: "tracking", "background", "shared", "libvirt"; "disks" without memory."""
     why: str = ""
     """Why this method was used."""
     phases: Mapping[str, Seconds] = field(default_factory=dict)

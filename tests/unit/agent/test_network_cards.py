@@ -15,7 +15,8 @@ from vmckpt.agent import network_cards
 from vmckpt.agent.orders import CardsOrder
 from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.capture import network_hold
-from vmckpt.capture.network_cards import CardReport, mac_of
+from vmckpt.capture.network_cards import CardReport
+from vmckpt.definition.elements import mac_of
 from vmckpt.errors import BadInput, GuestLocked, HypervisorError, OutcomeUnknown
 from vmckpt.hypervisor import hotplug
 from vmckpt.model.guest import GuestInterface

@@ -10,6 +10,7 @@ import pytest
 from tests.support.held_output import card, xml
 from vmckpt.capture import network_cards
 from vmckpt.capture.network_cards import Card, CardReport, CardState, Replacement
+from vmckpt.definition.elements import attribute
 from vmckpt.model.guest import GuestInterface
 from vmckpt.units import Seconds
 
@@ -83,7 +84,7 @@ def test_a_card_that_uses_vhost_is_replaced_by_the_same_card_without() -> None:
     new.remove(driver)
     assert ET.tostring(new) == ET.tostring(old)
     assert "clean-traffic" in one.new
-    assert [new.find(tag).get(key) for tag, key in (  # type: ignore[union-attr]
+    assert [attribute(new, tag, key) for tag, key in (
         ("target", "dev"), ("alias", "name"), ("address", "bus"), ("link", "state"),
     )] == ["vnet7", "net0", "0x01", "down"]  # fmt: skip
 
@@ -127,9 +128,8 @@ def test_a_card_on_a_network_is_connected_to_the_network_again() -> None:
     for text in (one.old, one.new):
         node = ET.fromstring(text)
         assert node.get("type") == "network"
-        assert node.find("source").attrib == {  # type: ignore[union-attr]
-            "network": "default", "portgroup": "web",
-        }  # fmt: skip
+        (source_node,) = node.findall("source")
+        assert source_node.attrib == {"network": "default", "portgroup": "web"}
     assert network_cards.source_of(one.new) == ("network", "default")
 
 

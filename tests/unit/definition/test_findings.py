@@ -75,3 +75,13 @@ def test_a_definition_that_libvirt_refuses_is_a_blocker_in_its_words() -> None:
 
     assert found.severity is Severity.BLOCKER
     assert found.text == "libvirt there would not start web1: unsupported configuration: x"
+
+
+def test_several_are_named_by_their_plural_and_not_without_end() -> None:
+    sizes = {of(Kind.HUGE_PAGES, size, None): Answer.ABSENT for size in ("2048", "1048576")}
+    places = {of(Kind.DIRECTORY, path): Answer.ABSENT for path in ("/a", "/b")}
+    cpus = {of(Kind.CPU, str(cpu), None): Answer.ABSENT for cpu in range(60_000)}
+
+    assert "needs huge pages of 2048 KiB, of 1048576 KiB, of which" in told(sizes)[0].text
+    assert "needs directories /a, /b, which are missing" in told(places)[0].text
+    assert told(cpus)[0].text.endswith("6, 7 and 59992 more, which are missing there")

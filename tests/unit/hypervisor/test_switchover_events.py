@@ -107,9 +107,10 @@ class Host:
 
 
 async def test_it_listens_on_both_hosts_and_no_longer_than_the_move(clock: Times) -> None:
-    source, target = Host(), Host()
+    source: Any = Host()
+    target: Any = Host()
     seen = SwitchoverEvents("u")
-    async with seen.recorded(source, target):  # type: ignore[arg-type]
+    async with seen.recorded(source, target):
         clock.now = 5.0
         source.connection.listeners[0](None, Domain("u"), PAUSED, 0, None)
         clock.now = 5.5
@@ -121,6 +122,8 @@ async def test_it_listens_on_both_hosts_and_no_longer_than_the_move(clock: Times
 
 async def test_a_host_that_refuses_stops_no_move() -> None:
     seen = SwitchoverEvents("u")
-    async with seen.recorded(Host(refuses=True), Host()):  # type: ignore[arg-type]
+    refusing: Any = Host(refuses=True)
+    target: Any = Host()
+    async with seen.recorded(refusing, target):
         pass
     assert seen.downtime is None

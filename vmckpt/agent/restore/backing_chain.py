@@ -3,9 +3,10 @@
 import json
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from vmckpt.errors import GuestLocked
+from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.units import Seconds
 
 _LIMIT = Seconds(20.0)
@@ -49,13 +50,25 @@ def _below(path: str, format_: str) -> Iterator[str]:
     """
     if format_ in ("", "raw") or not Path(path).exists():
         return
-    words = ["qemu-img", "info", "-U", "--backing-chain", "--output=json", "-f", format_, "--"]
+    with suppress(BadInput):
+        yield from chain(path, format_, in_use=True)
+
+
+def chain(path: str, format_: str, *, in_use: bool) -> list[str]:
+    """Return the files of an image's backing chain, the image first.
+
+    `in_use`: a guest may be writing to the image. Raises BadInput with the reason if the image
+    cannot be read.
+    """
+    words = ["qemu-img", "info", *(["-U"] if in_use else []), "--backing-chain", "--output=json"]
     try:
         done = subprocess.run(
-            [*words, path], capture_output=True, check=False, timeout=_LIMIT, text=True
-        )
-        chain = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return
-    for image in chain:
-        yield str(image.get("filename", ""))
+            [*words, "-f", format_, "--", path], capture_output=True, check=False,
+            timeout=_LIMIT, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            said = " ".join(done.stderr.split())[:200] or "no reason given"
+            raise BadInput(f"{path} cannot be opened: {said}")
+        return [str(one["filename"]) for one in json.loads(done.stdout)]
+    except (OSError, ValueError, TypeError, LookupError, subprocess.TimeoutExpired) as exc:
+        raise BadInput(f"{path} cannot be read: {exc}") from exc

@@ -4,7 +4,6 @@ The new image gets only the data in which the disk differs from the base image. 
 compared completely, so the restored disk is correct whatever the base image contains.
 """
 
-import json
 import subprocess
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from vmckpt.agent.restore import backing_chain
 from vmckpt.capture.nbd import protocol as wire
 from vmckpt.capture.nbd.client import Client, Extent, Piece
 from vmckpt.capture.nbd.session import ABSENT, DATA, ZEROS
@@ -83,19 +83,9 @@ def require_usable(
 
 
 def _chain(base: BaseImage) -> list[Path]:
-    path = Path(base.path)
-    if not path.exists():
-        raise BadInput(f"{path} is not on this host")
-    words = ["qemu-img", "info", "--backing-chain", "--output=json", "-f", base.format, "--"]
-    try:
-        done = subprocess.run(
-            [*words, base.path], capture_output=True, check=False, timeout=_OPENS, text=True
-        )
-        if done.returncode:
-            raise BadInput(f"{path} cannot be opened: {_line(done.stderr)}")
-        return [Path(str(one["filename"])) for one in json.loads(done.stdout)]
-    except (OSError, ValueError, TypeError, LookupError, subprocess.TimeoutExpired) as exc:
-        raise BadInput(f"{path} cannot be read: {exc}") from exc
+    if not Path(base.path).exists():
+        raise BadInput(f"{base.path} is not on this host")
+    return [Path(one) for one in backing_chain.chain(base.path, base.format, in_use=False)]
 
 
 @contextmanager

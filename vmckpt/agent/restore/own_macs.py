@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.agent.orders import RestoreOrder
+from vmckpt.definition.elements import attribute, mac_of
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import domain_xml
 from vmckpt.hypervisor.guest_agent import GuestAgent
@@ -166,18 +167,15 @@ def _is_card(agent: GuestAgent, name: str) -> bool:
 
 
 def _cards(xml: str) -> list[tuple[str, str]]:
-    found = []
-    for card in domain_xml.tree(xml, "domain").findall("devices/interface"):
-        alias, mac = card.find("alias"), card.find("mac")
-        if alias is not None and mac is not None:
-            found.append((alias.get("name", ""), mac.get("address", "").lower()))
-    return found
+    return [
+        (alias, mac)
+        for card in domain_xml.tree(xml, "domain").findall("devices/interface")
+        if (alias := attribute(card, "alias", "name")) is not None and (mac := mac_of(card))
+    ]
 
 
 def _cards_of(xml: str) -> list[str]:
-    nodes = domain_xml.tree(xml, "domain").findall("devices/interface")
-    macs = [node.find("mac") for node in nodes]
-    return ["" if mac is None else mac.get("address", "").lower() for mac in macs]
+    return [mac_of(card) for card in domain_xml.tree(xml, "domain").findall("devices/interface")]
 
 
 def _reported(monitor: QmpMonitor) -> dict[str, str]:

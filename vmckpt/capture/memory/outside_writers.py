@@ -10,7 +10,11 @@ from vmckpt.capture.device_limits import CARDS_OUTSIDE, DISKS_OUTSIDE
 
 
 def found(xml: str) -> str | None:
-    """Return the first device of this kind in a running guest's definition; None if it has none."""
+    """Return why a running guest's memory cannot be tracked; None if no device prevents it.
+
+    The reason names the first device that writes memory without QEMU, or that, like virtio-mem, has
+    state which cannot be saved separately.
+    """
     devices = ET.fromstring(xml).find("devices")
     for one in () if devices is None else devices:
         if (why := _why(one)) is not None:

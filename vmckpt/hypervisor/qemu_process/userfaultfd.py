@@ -53,7 +53,7 @@ def of_this_process() -> int:
     """Return a new userfaultfd of this process. Raises OSError, also on an unknown processor."""
     known = ARCHITECTURES.get(platform.machine())
     if known is None:
-        raise OSError(errno.ENOTSUP, f"userfaultfd: CPU architecture {platform.machine()}")
+        raise OSError(errno.ENOTSUP, f"not supported on CPU architecture {platform.machine()}")
     library = ctypes.CDLL(None, use_errno=True)
     made = library.syscall(
         known.numbers["userfaultfd"], os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY

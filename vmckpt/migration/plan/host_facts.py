@@ -1,7 +1,7 @@
 """Fetch the facts that preflight checks, from both hosts concurrently."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from vmckpt.definition.needs import Resource
 from vmckpt.errors import HostKeyRefused, HypervisorError, RemoteError
-from vmckpt.hypervisor import domains, migration_source
+from vmckpt.hypervisor import domains, dry_start, migration_source
 from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.migration_source import SourceAnswers
@@ -22,6 +22,7 @@ from vmckpt.model.host import Host
 from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.remote.target_probe import TargetProbe, device_identities
+from vmckpt.units import Bytes
 
 T = TypeVar("T")
 
@@ -62,16 +63,16 @@ async def gather(
         asyncio.to_thread(maintenance.closed, target.host.name),
     )
     cpu_fits = None
-    seen, answered, asked = _SshFacts(), TargetAnswers(), None
+    seen, answered, asked = _SshFacts(), TargetAnswers(), SourceAnswers()
     if guest is not None and guest.state.is_active:
-        asked, _ = await _or_error(migration_source.ask_source(source, guest.uuid))
+        asked = (await _or_error(migration_source.ask_source(source, guest.uuid)))[0] or asked
     if guest is not None and target_error is None:
-        if asked is not None:
-            answered = await target_resources.ask_libvirt(target, asked)
-            guest = completed(guest, asked, answered)
-        (cpu_fits, _), seen = await asyncio.gather(
+        volumes, _ = await _or_error(dry_start.volumes(target, asked.xml))
+        guest = completed(guest, asked, volumes or {})
+        (cpu_fits, _), answered, seen = await asyncio.gather(
             _or_error(host_host_facts.cpu_fits(target, guest)),
-            _over_ssh(remotes, guest, target.host, asked.needs if asked is not None else ()),
+            target_resources.ask_libvirt(target, asked),
+            _over_ssh(remotes, guest, target.host, asked.needs),
         )
     return Facts(
         name=name,
@@ -92,21 +93,24 @@ async def gather(
         memory_folder=seen.memory_folder,
         ssh_errors=seen.errors,
         target_closed=closed,
-        needs=asked.needs if asked is not None else (),
+        needs=asked.needs,
         answers=target_resources.combine(
-            asked.needs, answered.resources, seen.on_target or {}, seen.probed, guest.memory
-        )
-        if asked is not None and guest is not None
-        else {},
-        blocked=asked.blocked if asked is not None else (),
+            asked.needs,
+            answered.resources,
+            seen.on_target or {},
+            seen.probed,
+            guest.memory if guest is not None else Bytes(0),
+        ),
+        blocked=asked.blocked,
         refused=answered.refused,
-        checkpoints=asked.checkpoints if asked is not None else (),
+        checkpoints=asked.checkpoints,
     )
 
 
-def completed(guest: Guest, source: SourceAnswers, target: TargetAnswers) -> Guest:
+def completed(guest: Guest, source: SourceAnswers, volumes: Mapping[str, str]) -> Guest:
     """Return the guest with the paths of its volumes and data files. Pure.
 
+    `volumes`: paths of the volumes on the target, by the disk's name in the guest.
     A volume that the target lacks, or has under another path, remains a volume, which cannot be
     compared.
     """
@@ -115,7 +119,7 @@ def completed(guest: Guest, source: SourceAnswers, target: TargetAnswers) -> Gue
         path = source.volumes.get(one.target)
         if one.data_file is None and one.target in source.data_files:
             one = replace(one, data_file=source.data_files[one.target])
-        if one.kind != "volume" or path is None or target.volumes.get(one.target) != path:
+        if one.kind != "volume" or path is None or volumes.get(one.target) != path:
             return one
         return replace(one, kind="block" if path.startswith("/dev/") else "file", source=path)
 

@@ -35,9 +35,9 @@ def one_guest(name: str, found: Sequence[GuestAt], *, to: str) -> dict[str, Gues
 def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | None:
     """Return the host that has the guest, given its state on each host; None if no host has it.
 
-    If one copy is running, a paused copy is the target's end of a migration. Raises OutcomeUnknown
-    if two copies are running, or if none is running and several are paused: the operator must
-    decide. The hosts must be different hosts; see model.same_host.
+    A running copy counts even if another copy is paused: the paused copy is the other end of a
+    migration. Raises OutcomeUnknown if two copies are running, or if none is running and several
+    are paused, as during a switchover. The hosts must be different hosts; see model.same_host.
     """
     running = [host for host, state in states.items() if state.runs]
     active = [host for host, state in states.items() if state.is_active]

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from vmckpt.definition.host_resources import Kind
 from vmckpt.definition.needs import Answer, Answers, Resource
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import target_resources as query
+from vmckpt.hypervisor import dry_start
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.migration_source import SourceAnswers
 from vmckpt.remote.ssh import Remote
@@ -27,21 +27,19 @@ class TargetAnswers:
     resources: Answers = field(default_factory=dict)
     refused: str | None = None
     """Why the target's libvirt would not start the guest; None if no reason is known."""
-    volumes: Mapping[str, str] = field(default_factory=dict)
-    """Paths of the guest's volumes on the target, by the disk's name in the guest."""
 
 
 async def ask_libvirt(target: Hypervisor, source: SourceAnswers) -> TargetAnswers:
     """Ask the target's libvirt. What it does not answer is left out."""
+    if not source.xml:
+        return TargetAnswers()  # the source did not answer, or the guest is off
     try:
-        resources, refused, volumes = await asyncio.gather(
-            query.ask(target, source.needs),
-            query.dry_start(target, source.xml),
-            query.volumes(target, source.xml),
+        resources, refused = await asyncio.gather(
+            dry_start.ask(target, source.needs), dry_start.refusal(target, source.xml)
         )
     except HypervisorError:
         return TargetAnswers()  # preflight reports a target that does not answer
-    return TargetAnswers(resources=resources, refused=refused, volumes=volumes)
+    return TargetAnswers(resources=resources, refused=refused)
 
 
 def paths(needs: Sequence[Resource]) -> frozenset[str]:

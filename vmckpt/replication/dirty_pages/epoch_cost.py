@@ -21,9 +21,11 @@ _APART = 0.1
 def measure(
     process: HeldProcess, ranges: Sequence[MemoryRange], finder: Finder | None = None
 ) -> EpochCost:
-    """Track a guest's writes for 0.3 s. The guest is not paused.
+    """Measure for 0.3 s what it costs to find a guest's written pages. The guest is not paused.
 
-    `finder`: the method; None: the best one that is possible.
+    `finder`: the method; None: the best available method. Returns Finder.COMPARE, with the reasons,
+    if no method is available. The cost is unknown if a protection already tracks the guest's
+    writes.
     """
     refused: list[str] = []
     for one in trackers.BEST_FIRST if finder is None else (finder,):

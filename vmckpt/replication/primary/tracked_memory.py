@@ -88,7 +88,7 @@ class _Block:
     """Pages that the backup has had, with any content. Only these pages can become hot pages."""
     hot: HotPages
     arena: Pages
-    """Memory for the pages that are copied in the pause."""
+    """Memory for the pages that are copied during the pause."""
 
 
 class TrackedMemory:

@@ -8,7 +8,8 @@ from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
 from vmckpt.capture.disks import lazy_overlay
-from vmckpt.hypervisor import definition_text, domain_xml, own_resources
+from vmckpt.definition import own_resources
+from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.replication.backup import standby_xml
 
 MARK = domain_xml.TEST

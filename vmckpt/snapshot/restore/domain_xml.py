@@ -15,8 +15,9 @@ from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
 from vmckpt.capture import firmware
+from vmckpt.definition import own_resources
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import definition_text, domain_xml, hardware, own_resources
+from vmckpt.hypervisor import definition_text, domain_xml, hardware
 from vmckpt.model.guest import Guest
 
 

@@ -1,7 +1,7 @@
 """A restored disk that stays an overlay of its base image."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def image(path: Path, content: bytes, *words: str) -> Path:
     return path
 
 
-def runs(content: bytes) -> "object":
+def runs(content: bytes) -> Callable[[int, int], Iterator[tuple[int, bool]]]:
     def zeros(offset: int, length: int) -> Iterator[tuple[int, bool]]:
         for at in range(offset // UNIT * UNIT, offset + length, UNIT):
             begin, end = max(at, offset), min(at + UNIT, offset + length, len(content))
@@ -46,7 +46,7 @@ def compared(
 ) -> list[tuple[int, int]]:
     with base_images.opened(base, folder / "base.sock", "alpha") as client:
         told = Comparison(
-            lambda at, count: content[at : at + count], runs(content),  # type: ignore[arg-type]
+            lambda at, count: content[at : at + count], runs(content),
             len(content), client, lambda: bool(words.get("stopped")),
         )  # fmt: skip
         return list(told.kinds(0, len(content)))
@@ -80,7 +80,7 @@ def test_qemu_img_leaves_to_the_base_what_is_absent(tmp_path: Path) -> None:
     new = tmp_path / "new.qcow2"
     with base_images.opened(BaseImage(str(base), "qcow2"), tmp_path / "b", "alpha") as client:
         told = Comparison(
-            lambda at, count: disk[at : at + count], runs(disk),  # type: ignore[arg-type]
+            lambda at, count: disk[at : at + count], runs(disk),
             len(disk), client, lambda: False,
         )  # fmt: skip
         export = Export(len(disk), lambda at, count: disk[at : at + count], told.kinds)

@@ -103,7 +103,8 @@ def test_a_forecast_from_defaults_shows_no_high_end() -> None:
 
 def test_a_forecast_from_defaults_is_scored_as_it_was_shown() -> None:
     outlook = GuestForecast(facts=facts(), forecasts=(replace(PRE, known=False),))
-    slow = replace(ENDING, totals=replace(ENDING.totals, total=Seconds(40.0)))  # type: ignore[type-var]
+    assert ENDING.totals is not None
+    slow = replace(ENDING, totals=replace(ENDING.totals, total=Seconds(40.0)))
     told = service.score(outlook, Mode.PRECOPY, slow)
 
     assert told is not None

@@ -150,7 +150,7 @@ def test_a_volume_is_compared_by_its_path_where_both_hosts_give_it_the_same() ->
     def of(there: dict[str, str], path: str = "/srv/v.img") -> Disk:
         source = SourceAnswers(xml="", volumes={"vda": path}, data_files={"vda": "/d"})
         whole = replace(GUEST, disks=(VOLUME,))
-        return plan_facts.completed(whole, source, TargetAnswers(volumes=there)).disks[0]
+        return plan_facts.completed(whole, source, there).disks[0]
 
     same = replace(VOLUME, source="/srv/v.img", data_file="/d")
     assert of({"vda": "/srv/v.img"}) == replace(same, kind="file")

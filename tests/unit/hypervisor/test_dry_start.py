@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.support import libvirt_host
 from vmckpt.definition.host_resources import Kind
 from vmckpt.definition.needs import Answer, Resource
-from vmckpt.hypervisor import target_resources as query
+from vmckpt.hypervisor import dry_start
 from vmckpt.hypervisor.connection import Hypervisor
 
 CAPABILITIES = """<capabilities><host><topology><cells><cell id='0'><cpus><cpu id='0'/><cpu id='1'/>
@@ -26,7 +26,7 @@ async def alpha(tmp_path: Path) -> AsyncIterator[Hypervisor]:
 
 async def asked(host: Hypervisor, kind: Kind, name: str) -> Answer | None:
     wanted = Resource(kind=kind, name=name)
-    return (await query.ask(host, [wanted])).get(wanted)
+    return (await dry_start.ask(host, [wanted])).get(wanted)
 
 
 class Fails:
@@ -121,7 +121,7 @@ async def test_a_dry_start_leaves_out_what_crashes_libvirt(
         libvirt.virConnect, "domainXMLToNative", lambda *given: sent.append(given[2])
     )
 
-    assert await query.dry_start(alpha, CARDS) is None
+    assert await dry_start.refusal(alpha, CARDS) is None
     assert "<video" in sent[0]
     assert "hostdev" not in sent[0]
 
@@ -132,17 +132,17 @@ async def test_a_dry_start_tells_libvirts_reason_unless_it_may_not_be_asked(
     call = Fails(libvirt.VIR_ERR_CONFIG_UNSUPPORTED)
     monkeypatch.setattr(libvirt.virConnect, "domainXMLToNative", call)
 
-    assert await query.dry_start(alpha, CARDS) == "no"
+    assert await dry_start.refusal(alpha, CARDS) == "no"
     for code in (libvirt.VIR_ERR_NO_SUPPORT, libvirt.VIR_ERR_CPU_INCOMPATIBLE):
         call.code = code
-        assert await query.dry_start(alpha, CARDS) is None
+        assert await dry_start.refusal(alpha, CARDS) is None
     call.code = libvirt.VIR_ERR_CONFIG_UNSUPPORTED
     async with Hypervisor(libvirt_host.host(tmp_path, read_only=True)) as beta:
-        assert await query.dry_start(beta, CARDS) is None
+        assert await dry_start.refusal(beta, CARDS) is None
 
 
 async def test_volumes_are_looked_for_only_if_there_are_any(alpha: Hypervisor) -> None:
     disk = "<disk type='volume'><source pool='p' volume='v'/><target dev='vda'/></disk>"
 
-    assert await query.volumes(alpha, "<domain/>") == {}
-    assert await query.volumes(alpha, f"<domain><devices>{disk}</devices></domain>") == {}
+    assert await dry_start.volumes(alpha, "<domain/>") == {}
+    assert await dry_start.volumes(alpha, f"<domain><devices>{disk}</devices></domain>") == {}

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.support import foreign
-from vmckpt.hypervisor import own_resources
+from vmckpt.definition import own_resources
 
 FIXED = foreign.text("fork-all-resources-fixed")
 UNIQUE = (

@@ -196,7 +196,7 @@ _CRASHES = ("interface", "hostdev")
 The call replaces every network card by a simpler one anyway."""
 
 
-async def dry_start(hypervisor: Hypervisor, xml: str) -> str | None:
+async def refusal(hypervisor: Hypervisor, xml: str) -> str | None:
     """Let a host's libvirt make QEMU's command line for a guest, without starting it.
 
     libvirt checks the definition against its own version, the host and QEMU, but opens no image

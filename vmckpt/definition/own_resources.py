@@ -7,8 +7,9 @@ socket, a vsock address, a file that QEMU writes, or a port of a virtual switch.
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-_QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
-_CONSOLES = ("serial", "parallel", "console", "channel", "redirdev")
+from vmckpt.definition.host_resources import CHARACTER_DEVICES, QEMU
+
+_CONSOLES = tuple(one for one in CHARACTER_DEVICES if one != "smartcard")
 _HOSTLESS = ("null", "vc", "stdio", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
 """Console types that use no resource of the host."""
 _OF_CARDS = ("mac", "model", "driver", "address", "boot", "rom", "mtu", "alias", "acpi")
@@ -35,7 +36,7 @@ def isolate(root: ET.Element, suffix: str | None) -> tuple[str, ...]:
     _others(root, suffix)
     lacks += _cards(root)
     lacks += _removed(root)
-    if root.find(f"{_QEMU}commandline/{_QEMU}arg") is not None:
+    if root.find(f"{QEMU}commandline/{QEMU}arg") is not None:
         lacks.append(
             "QEMU gets the original's additional arguments (qemu:commandline); if they name a port"
             " or a socket, QEMU cannot start beside the original"
