@@ -388,7 +388,7 @@ def delay(
     ],
     name: NAME = "lab",
 ) -> None:
-    """Delay migration streams to and from a host."""
+    """Delay the streams of migrations to a host, in both directions."""
     found, chosen = _host(name, host_name)
     far.put(found, chosen, None if one_way == "off" else arguments.seconds(one_way))
 
@@ -401,7 +401,7 @@ def run(
     ],
     name: NAME = "lab",
 ) -> None:
-    """Run a command on a host, as in a login shell.
+    """Run a command on a host.
 
     Example:
 

@@ -122,7 +122,7 @@ def _kvm(plan: LabPlan) -> str:
 
 
 def inventory(plan: LabPlan, key_file: str, known_hosts: str) -> str:
-    """Return the lab's hosts.yaml. Commands find this file automatically: current.inventory."""
+    """Return the lab's hosts.yaml, which commands find automatically; see current.inventory."""
     lines = [f"# Written by vmckpt lab up; the hosts of lab {plan.name!r}.", "hosts:"]
     for host in plan.hosts:
         lines += [

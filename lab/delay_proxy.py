@@ -1,4 +1,4 @@
-"""Delay the migration streams of a host with a proxy.
+"""Delay the streams of migrations to a host with a proxy.
 
 The kernel may have no netem, so the delay is added in user space. The proxy listens on libvirt's
 migration ports at its own address, and the lab's inventory has this address as the host's migration
@@ -23,7 +23,7 @@ _WINDOW = 16 * 1024 * 1024
 
 
 def put(plan: LabPlan, name: str, one_way: Seconds | None) -> None:
-    """Delay migration streams of a host by `one_way` seconds; None removes the delay.
+    """Delay streams of migrations to a host by `one_way` seconds; None removes the delay.
 
     Raises LabError.
     """

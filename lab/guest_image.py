@@ -95,9 +95,9 @@ def _prepared(folder: Path) -> Image:
 
 
 def _fetch_kernel(folder: Path, package: str) -> Path:
-    """Download and unpack a kernel package into a directory, and return the directory.
+    """Download a kernel package and unpack it below `folder`. Returns the path of the kernel.
 
-    Its directory appears complete or not at all.
+    The package's directory appears complete or not at all. Raises LabError.
     """
     with tempfile.TemporaryDirectory(dir=folder) as work:
         subprocess.run(["chmod", "755", work], check=True)

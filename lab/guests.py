@@ -233,7 +233,7 @@ def record(lab: LabPlan, guest: LabGuest) -> None:
 
 
 def free_addresses(lab: LabPlan, count: int) -> tuple[str, ...]:
-    """Return the first addresses that no guest of the lab has."""
+    """Return the first `count` addresses that no guest of the lab has."""
     taken = {one for guest in stored(lab) for one in (guest.address, *guest.more_addresses)}
     free = (lab.guest_address(n) for n in range(100))
     return tuple(islice((one for one in free if one not in taken), count))

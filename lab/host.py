@@ -127,7 +127,7 @@ def power_off(host: HostPlan) -> None:
 
 
 def enter(host: HostPlan, *args: str) -> list[str]:
-    """Return the command that runs `args` on a host, as in a login shell.
+    """Return the command that runs `args` in a host's namespaces.
 
     Raises LabError if the host is off.
     """

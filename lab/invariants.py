@@ -52,7 +52,7 @@ class HostCopy:
     persistent: bool = False
     job: str | None = None
     max_downtime: Seconds | None = None
-    """QEMU's downtime limit; None: the guest is not running here, or libvirt does not answer."""
+    """QEMU's downtime limit; None: not running here, in post-copy, or libvirt does not answer."""
     files: tuple[str, ...] = ()
     """Files that a QEMU process left behind when it exited."""
     error: str | None = None
@@ -210,7 +210,7 @@ class Checker:
         return "; ".join(words)
 
     def strays(self, guest: str, source: str) -> list[str]:
-        """Return the images of a guest on hosts other than `source` and the guest's own host."""
+        """Return a violation for each private image of a guest, except on `source` and its host."""
         home = self.places(guest)
         return [
             f"left on {one.name}: {path}"

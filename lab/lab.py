@@ -160,8 +160,8 @@ def up(
 
     Remains of an incomplete lab are removed first. A lab that cannot be built is removed. `shape`:
     bandwidth limit of every link. `with_witness`: also start the lease store. `qemu_user`: the user
-    that the hosts' QEMU processes run as. Raises LabError, and BadInput if a lab of this name is
-    running with different settings.
+    that the hosts' QEMU processes run as. Raises LabError, and BadInput if the name or the user is
+    invalid, or if a lab of this name is running with different settings.
     """
     _may(name)
     made = LabPlan(

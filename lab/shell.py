@@ -11,7 +11,10 @@ HELD: list[int] = []
 
 
 def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> str:
-    """Run a command and return its output. Raises LabError if it fails, unless `check` is False.
+    """Run a command and return its output.
+
+    Raises LabError if the program is not installed, if it runs for longer than 120 s, or, unless
+    `check` is False, if it fails.
 
     If the caller is interrupted, the command is killed first, so that its results can be removed.
     """

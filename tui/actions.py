@@ -170,10 +170,10 @@ class Action:
     run: Callable[[Scene, Answers], tuple[Words, ...]] | None = None
     """Returns the commands to run one after the other. None: the action changes nothing."""
     look: Callable[[Scene, Answers], Words | None] = lambda _scene, _answers: None
-    """Returns the command that previews the result."""
+    """Returns the command that previews the result; None: there is no preview."""
     fields: Callable[[Scene], tuple[Field, ...]] = lambda _scene: ()
     costs: Callable[[Scene, Answers], str | None] = lambda _scene, _answers: None
-    """Returns what is lost or at risk, in numbers. If there is a cost, the default answer is no."""
+    """Returns what is lost or at risk, in numbers; None: nothing. A cost makes "no" the default."""
     shown: bool = True
     """Whether the footer shows the action."""
     of_host: bool = False

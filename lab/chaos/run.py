@@ -51,7 +51,7 @@ class Tally:
     moments_missed: Counter[str] = field(default_factory=Counter)
     """Missed phases: the migration had passed the phase, was over, or never reached it."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Outcomes that the controllers reported; "killed" for killed controllers."""
+    """Number of operations by reported outcome; without one, by exit code or "killed"."""
     rightly_gone: int = 0
     """Number of guests that were lost with their host or QEMU, as expected, with intact disks."""
     histories: int = 0

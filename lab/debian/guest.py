@@ -22,7 +22,7 @@ from vmckpt_lab.shell import in_namespace, run, start_daemon
 
 _CLIENT = "vmckpt_lab.debian.client"
 _BOOTS = 240.0
-"""Time limit for a boot until the database answers, which takes about 40 s on an idle machine."""
+"""Time limit for a boot until the database answers, in seconds. Idle machines take about 40 s."""
 
 
 def start(

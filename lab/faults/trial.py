@@ -67,7 +67,7 @@ def play(
     `delay`: seconds from the start of the phase to the fault. `inside`: strike during
     libvirt's cleanup instead of the controller's. `cancel`: the operator also cancels the
     migration. The caller prepares and clears the injury, as the journal may be on a disk that the
-    injury created. Raises LabError if a controller does not exit within `PATIENCE`.
+    injury created. Raises LabError if a controller does not exit in time.
     """
     hit = False
     try:
@@ -94,8 +94,8 @@ def play(
 def _after(scene: Scene, injury: Injury, *, killed: bool) -> End | None:
     """Repair the fault when it is due, and wait until the controller exits.
 
-    `killed`: whether the controller was killed. Returns the controller's result; None if it was
-    killed.
+    `killed`: whether the fault struck and the controller has exited. Returns the controller's
+    result; None if the fault killed it.
     """
     assert scene.controller is not None
     for_good = injury.lasts == float("inf")
@@ -136,7 +136,7 @@ def recovered(scene: Scene, told: Told) -> Told:
 
 
 def unsettled(scene: Scene) -> list[str]:
-    """Return a violation for each job that is still active in the journal."""
+    """Return a violation for each job that is still active, or if vmckpt jobs fails."""
     more = {"VMCKPT_STATE": str(scene.state), **scene.more}
     jobs = command_runner.run(scene.plan, "jobs", "--json", more=more)
     if jobs.code != 0:

@@ -83,7 +83,7 @@ class History:
 
     operations: tuple[Operation, ...]
     contradictions: tuple[str, ...] = ()
-    """Requests that a run of the guest answered twice, with different answers."""
+    """Requests that a run answered twice, with different answers; empty if a guest was restored."""
 
     @property
     def answered(self) -> int:
@@ -129,8 +129,8 @@ def _line(**event: Any) -> str:
 def parse(lines: Iterable[str]) -> History:
     """Read a recording. Returns the operations in the order of their calls.
 
-    An incomplete last line is ignored, as a writer may still be writing it. Raises ValueError for
-    any other invalid line.
+    An incomplete last line is ignored, as a writer may still be writing it. Raises ValueError
+    or KeyError for any other invalid line.
     """
     calls: dict[tuple[int, int], tuple[Input, float]] = {}
     returns: dict[tuple[int, int], list[tuple[float, int | None, int]]] = {}

@@ -48,7 +48,7 @@ class Model(Protocol[State]):
         """
 
     def changes(self, operation: Operation) -> bool:
-        """Return whether the operation changes any state in which it is possible."""
+        """Return whether the operation can change a state in which it is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +153,11 @@ class _Checker(Generic[State]):
     def explained(
         self, name: str, part: Sequence[Operation], found: _DeadEnd[State]
     ) -> NotLinearizable:
-        """Truncate a part after the first return that makes it non-linearizable.
+        """Explain a dead end with the shortest prefix of the part that is not linearizable.
 
-        A binary search finds this return: if a prefix of a history is not linearizable, no longer
-        prefix is linearizable. If the time runs out, the explanation is longer than necessary.
+        A binary search finds the return at which this prefix ends: if a prefix of a history is not
+        linearizable, no longer prefix is linearizable. If the time runs out, the explanation is
+        longer than necessary.
         """
         ends = sorted({one.returned for one in part if one.returned is not None})
         low, high = 0, len(ends) - 1

@@ -52,7 +52,10 @@ class Rhythm:
 
 
 def blackout(answers: Rhythm, own: Rhythm, since: float, until: float) -> float:
-    """Return a guest's longest silence in a window, in seconds, minus the observer's own gaps."""
+    """Return the longest silence that overlaps a window, in seconds, minus the observer's own gaps.
+
+    Without a gap in the answers, the result is `PROBE_INTERVAL`.
+    """
     own_gaps = own.gaps_between(since, until)
 
     def net(gap: Gap) -> float:
@@ -69,7 +72,7 @@ class View:
 
     now: float
     blackout: float
-    """The longest silence in the requested window, in seconds."""
+    """The longest silence that overlaps the requested window, in seconds; see `blackout`."""
     answered_at: float | None
     """Time of the last answer; None if the guest has not answered yet."""
     runs: int
@@ -84,7 +87,7 @@ class View:
     conflicts: int
     forgotten: int
     verified: messages.Message | None
-    """The guest's answer to the last request to check itself; None: it has not answered."""
+    """The guest's last answer to a request to check itself; None: it has not answered yet."""
 
 
 @dataclass(slots=True)

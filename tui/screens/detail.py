@@ -30,7 +30,7 @@ from vmckpt_tui.widgets.data_grid import Grid
 
 _BACK = Binding("escape,q", "app.pop_screen", "Back")
 _BEATS = 300
-"""Number of samples kept, one per second: five minutes."""
+"""Maximum number of samples kept. Each status that differs from the last adds a sample."""
 _FEW = 60
 """Minimum width of a sparkline, in samples."""
 _SERIES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -296,7 +296,7 @@ class GuardScreen(Detail):
         yield Keys()
 
     async def look(self) -> None:
-        """Display the protection's status in the model. Raises VmckptError, OSError."""
+        """Display the protection's status from the model. Raises VmckptError, OSError."""
         found = self.model.protections.get(self._job)
         if found is None:
             view = (await self.source.job(self._job)).view

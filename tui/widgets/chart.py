@@ -29,7 +29,7 @@ class Chart(Widget):
             self.refresh()
 
     def render(self) -> RenderResult:
-        """Return the chart, or a note that there are no samples yet."""
+        """Return the chart; a note without two samples; nothing if the widget is too small."""
         lines, size = self._lines, self.size
         if lines is None or len(lines.solid[0]) < 2:
             return Text("no samples yet", style="dim")
@@ -76,7 +76,7 @@ def _highest(points: Points) -> float:
 
 
 def _ticks(most: float) -> Sequence[float]:
-    """Return two or three round numbers from 0 up to at most `most`."""
+    """Return two or three round numbers from 0 to at most `most`; 0 and 1 if `most` is below 1."""
     step = 10 ** len(str(int(most / 2 or 1))) / 10
     nice = max(1, int(most / 2 / step)) * step
     return [0, nice, 2 * nice] if 2 * nice <= most else [0, nice]

@@ -78,7 +78,7 @@ def jobs(_: typer.Context) -> Iterable[str]:
 
 
 def seconds(text: str) -> Seconds:
-    """Parse a time argument. Raises BadParameter unless it is greater than 0."""
+    """Parse a time argument. Raises BadParameter if it is invalid or not greater than 0."""
     try:
         value = units.parse_seconds(text)
     except ValueError as exc:

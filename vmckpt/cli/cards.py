@@ -9,7 +9,7 @@ from vmckpt.units import show_seconds
 
 
 def in_words(found: Readiness) -> Iterator[str]:
-    """Yield a line for each card that was replaced, or that would be; nothing without --live."""
+    """Yield lines about the cards that were replaced or would be; nothing without --live."""
     if found.live is None:
         return
     if found.live.state is CardState.ABSENT:
@@ -50,7 +50,7 @@ def _expected(card: CardReport) -> str:
 
 
 def trouble(found: Readiness) -> HypervisorError | None:
-    """Return the error if the addresses of a card did not return; None if all is well."""
+    """Return the error for the first replaced card that lacks addresses; None if there is none."""
     cards = () if found.live is None else found.live.cards
     for card in cards:
         if card.confirmed is False:

@@ -281,7 +281,7 @@ def evacuate(
     cancels running moves. If the command is killed, vmckpt recover continues the evacuation.
 
     Exit codes: 0 if all guests have left the host; 26 if some guests have not left, or if a guest
-    on another host has lost its standby; 21 if the evacuation did not start.
+    on another host has lost its standby; 21 if a guest cannot be moved and nothing was changed.
 
     Examples:
 
@@ -473,27 +473,30 @@ def with_policy(
 
 
 def _refuse(plan: "Plan", order: "Task", *, partly: bool) -> None:
-    """Raise Blocked if a guest has no target host, unless `partly`."""
+    """Raise Blocked if a guest cannot be moved, unless `partly`."""
     from vmckpt.evacuation.task import Kind
 
     if not plan.left or partly:
         return
-    many = f"{len(plan.left)} guests have" if len(plan.left) > 1 else "one guest has"
+    many = f"{len(plan.left)} guests" if len(plan.left) > 1 else "one guest"
     hints = dict.fromkeys(one.hint for one in plan.left)
-    hint = next(iter(hints)) if len(hints) == 1 else "see the hint of each guest above"
+    hint = next(iter(hints)) if len(hints) == 1 else "see the hint of each guest in the plan"
     others = "the others" if order.kind is Kind.EVACUATE else "the others back"
     raise Blocked(
-        f"{many} no target host: {left_by_reason(plan.left)}; nothing was changed",
+        f"{many} cannot be moved: {left_by_reason(plan.left)}; nothing was changed",
         hint=f"{hint}; or use --partly to move {others}",
     )
 
 
 _MOST_NAMES = 10
-"""Number of guests that an error names for each reason."""
+"""Maximum number of guests that an error names for each reason."""
 
 
 def left_by_reason(left: "Sequence[Unplaced]") -> str:
-    """Return all guests that stay, in one line: "web1, web2: no memory; db1: it has a GPU"."""
+    """Return the guests that stay, by reason: "web1, web2: no memory; db1: it has a GPU".
+
+    At most `_MOST_NAMES` guests are named for each reason.
+    """
     names: dict[str, list[str]] = {}
     for one in left:
         names.setdefault(one.why, []).append(one.tenant.name)

@@ -59,9 +59,9 @@ def guard(
 
     First, vmckpt takes a checkpoint of memory and disks, and tests that the checkpoint can be
     restored. Then it runs the command on this machine, and then the check. If both exit with 0 and
-    the guest is running, the checkpoint is kept with the tag "guard". Otherwise, or after Ctrl-C,
-    the guest is restored to the checkpoint, and all later changes are lost. The environment of the
-    command and the check contains VMCKPT_GUEST, VMCKPT_HOST and VMCKPT_SNAPSHOT.
+    the guest is running, the checkpoint is kept with the tag "guard"; --drop deletes it. Otherwise,
+    or after Ctrl-C, the guest is restored to the checkpoint, and all later changes are lost. The
+    environment of the command and the check contains VMCKPT_GUEST, VMCKPT_HOST and VMCKPT_SNAPSHOT.
 
     Exit codes: 0 on success, 23 if the guest was restored, 130 if it was restored after Ctrl-C. If
     vmckpt is killed, the guest is not restored; vmckpt recover shows how to restore it.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _FEW = 3
-"""Number of silent hosts of which each is reported with its reason."""
+"""Maximum number of silent hosts that are each reported with the reason."""
 
 
 def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
@@ -67,7 +67,7 @@ def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
 
 
 def _warn_of_same_hosts(same: "Sequence[SameUuid]") -> None:
-    """Print a warning for each two names that are, or may be, one host."""
+    """Print a warning for each pair of names that are, or may be, one host."""
     for one in same:
         output.say(f"warning: {one.text}; {one.hint}")
 

@@ -73,8 +73,8 @@ def protections(
 ) -> Mapping[str, Mapping[str, Any]]:
     """Ask the agents of protections for their status.
 
-    Returns, by job ID, the status of each job that is delegated to agents. Returns nothing if there
-    is no such job, or if `inventory` is None and no inventory is found. Raises InventoryError if
+    Returns, by job ID, the status of each job that is delegated to agents; empty if there is no
+    such job, or if `inventory` is None and no inventory is found. Raises InventoryError if
     `inventory` cannot be loaded.
     """
     from vmckpt.app import controller as app_controller

@@ -148,8 +148,8 @@ def roll(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Policy for all guests. Default: each guest's policy, or maintenance if it has"
-            " none.",
+            help="Policy for all guests. Default: each guest's own policy; if it has none, the"
+            " policy maintenance.",
         ),
     ] = None,
     why: Annotated[

@@ -112,7 +112,7 @@ _STYLES = {
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
-    """Print one JSON value to stdout. `line`: print one of several values, one per line."""
+    """Print one JSON value to stdout. `line`: print it on one line, as one of several values."""
     sys.stdout.write(as_json(value, indent=None if line else 2) + "\n")
     if line:
         sys.stdout.flush()

@@ -223,7 +223,7 @@ def _folder(policies: Path | None, inventory: Path | None) -> Path | None:
 def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
     """Find a guest and its host, preferably a host on which it is active.
 
-    Raises BadInput, HostUnreachable.
+    Raises BadInput if no host has the guest, HostUnreachable if a silent host may have it.
     """
     from vmckpt.app import controller, fleet
 

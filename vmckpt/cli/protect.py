@@ -125,9 +125,9 @@ def protect(
     is up again. The standby reuses the guest's images there, so only differences are copied. An
     image that cannot be reused is reported and copied completely.
 
-    --finder write-tracking tracks the writes of the guest as it is. --finder soft-dirty does so on
-    kernels before 6.7, for memory that is not shared. --finder compare compares all memory in each
-    epoch; it needs memory in a shared file on tmpfs.
+    --finder write-tracking tracks the guest's writes with Linux 6.7 or later. --finder soft-dirty
+    tracks them with a kernel that has soft-dirty bits, if the memory is not shared. --finder
+    compare compares all memory in each epoch; it needs memory in a shared file on tmpfs.
 
     The command returns when the standby is ready; the protection then continues in the background
     (see vmckpt status). Ctrl-C before the standby is ready ends the protection.

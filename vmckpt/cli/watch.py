@@ -126,8 +126,8 @@ def nobody(view: "JobView") -> OrphanedJobs:
     """Return the error for an orphaned job."""
     operation = view.operation
     return OrphanedJobs(
-        f"{operation.id} is orphaned: its controller, process {operation.controller.pid} on"
-        f" {operation.controller.host}, has ended",
+        f"{operation.id} is orphaned; its last controller was process {operation.controller.pid} on"
+        f" {operation.controller.host}",
         hint="run vmckpt guests to see where the guest is, then run vmckpt recover",
     )
 
@@ -184,7 +184,10 @@ class Window:
                 output.say(f"{at:7.1f}s {text}")
 
     def _sampled(self, sample: StoredSample) -> str | None:
-        """Store a sample. Returns its log line, or None if the last line is too recent."""
+        """Store a sample. Returns its log line.
+
+        Returns None on a terminal, or within `_LOG_EVERY` seconds of the last line.
+        """
         self._last = serialization.as_sampled(sample)
         if self._live is not None or sample.at - self._logged < _LOG_EVERY:
             return None
@@ -192,7 +195,10 @@ class Window:
         return progress.line(self._last)
 
     def _moving(self, operation: Operation) -> list[tuple[Seconds, str | None]]:
-        """Return a log line on an evacuation's moves, unless the last line is too recent."""
+        """Return a log line on an evacuation's moves.
+
+        Empty without moves, on a terminal, or within `progress.LOG_EVERY` seconds of the last line.
+        """
         at, rows = Seconds(time.time() - operation.began_at), progress.rows_of(self._parts)
         if not rows or self._live is not None or at - self._logged < progress.LOG_EVERY:
             return []

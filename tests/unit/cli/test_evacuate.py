@@ -92,8 +92,7 @@ def test_all_guests_without_a_target_are_named_not_the_first() -> None:
         evacuate._refuse(planned(*left), ORDER, partly=False)
 
     assert caught.value.message == (
-        "3 guests have no target host: web1, web2: no memory; db1: it uses a GPU;"
-        " nothing was changed"
+        "3 guests cannot be moved: web1, web2: no memory; db1: it uses a GPU; nothing was changed"
     )
     assert caught.value.hint == "add memory; or use --partly to move the others"
 
@@ -104,7 +103,7 @@ def test_guests_that_stay_for_several_reasons_have_hints_of_their_own() -> None:
         evacuate._refuse(planned(*left), ORDER, partly=False)
 
     assert caught.value.hint == (
-        "see the hint of each guest above; or use --partly to move the others"
+        "see the hint of each guest in the plan; or use --partly to move the others"
     )
 
 

@@ -112,7 +112,7 @@ def _at_most_one(*asked: object) -> None:
     if sum(one is not None for one in asked) > 1:
         raise BadInput(
             "--nbd, --listen, --files, --get and --core are mutually exclusive",
-            hint="see vmckpt snapshot open --help",
+            hint="use one of them",
         )
 
 

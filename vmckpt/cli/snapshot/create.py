@@ -47,8 +47,8 @@ def create(
 ) -> None:
     """Take a snapshot of a guest.
 
-    The guest is paused for only a few milliseconds; its memory is read while it is running. Ctrl-C
-    abandons the snapshot: the guest is unchanged, and nothing is added to the store.
+    The guest is usually paused for only a few milliseconds; its memory is read while it is running.
+    Ctrl-C abandons the snapshot: the guest is unchanged, and nothing is added to the store.
 
     --no-memory captures only the disks. This also works for a guest that is off, but the guest
     cannot be started until the snapshot is complete. If the guest has a guest agent, the agent

@@ -130,8 +130,9 @@ def prune(
 ) -> None:
     """Delete a schedule's snapshots that no rule keeps.
 
-    Each rule keeps the newest snapshot from each of the last N hours, days, … that have a snapshot.
-    The newest snapshot of each guest, pinned snapshots, and snapshots taken manually or by other
+    For each guest, --keep-last keeps the N newest snapshots; each other rule keeps the newest
+    snapshot from each of the last N hours, days, weeks or months that have a snapshot. The newest
+    snapshot of each guest, pinned snapshots, and snapshots taken manually or by other
     schedules are always kept. The command shows for each snapshot why it is kept or deleted.
 
     Examples:

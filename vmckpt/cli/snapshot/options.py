@@ -127,7 +127,7 @@ def asked_passphrase(path: Path) -> str:
 
 
 def given_passphrase() -> str | None:
-    """Return the first line of the file named by VMCKPT_PASSPHRASE_FILE; None if it is unset.
+    """Return the first line of the file named by VMCKPT_PASSPHRASE_FILE; None if unset.
 
     Raises KeyRefused if the file is missing, or if other users may read it.
     """
