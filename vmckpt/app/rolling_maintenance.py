@@ -136,7 +136,7 @@ async def _one(
             if plan.left:
                 first = plan.left[0]
                 raise Blocked(
-                    f"{host.name}: no host can take {first.tenant.name}: {first.why}",
+                    f"{host.name}: {first.tenant.name} cannot be moved: {first.why}",
                     hint=first.hint,
                 )
             if before is not None:

@@ -130,10 +130,15 @@ def roll(
     ],
     before: Annotated[
         str | None,
-        typer.Option(metavar="CMD", help="Shell command to run before the first guest leaves."),
+        typer.Option(
+            metavar="CMD", help="Shell command to run on each host before its first guest leaves."
+        ),
     ] = None,
     after: Annotated[
-        str | None, typer.Option(metavar="CMD", help="Shell command to run once guests are back.")
+        str | None,
+        typer.Option(
+            metavar="CMD", help="Shell command to run on each host once its guests are back."
+        ),
     ] = None,
     limit: Annotated[
         Seconds, typer.Option(parser=seconds, metavar="TIME", help="Time limit for each command.")
