@@ -1,4 +1,4 @@
-"""Create a lab's keys: a certificate authority, and a certificate and ssh key for each host."""
+"""Create a lab's keys: a certificate authority, and certificates and ssh keys for its machines."""
 
 import datetime
 import ipaddress

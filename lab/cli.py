@@ -30,7 +30,10 @@ _HOSTS = 3
 
 def chaos(
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="Duration in minutes. Default: 10.")
+        float | None,
+        typer.Option(
+            min=0.1, help="Duration in minutes. Default: 10; with --operations, no limit."
+        ),
     ] = None,
     operations: Annotated[int | None, typer.Option(min=1, help="Number of operations.")] = None,
     seed: Annotated[

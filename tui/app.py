@@ -70,7 +70,7 @@ class Setting:
     commands: Commands
     policies: Sequence[Policy] = ()
     wrong_policies: str | None = None
-    """Errors in policy files. No guest can be migrated until they are fixed."""
+    """Errors in policy files. Until they are fixed, no policy can be selected for a migration."""
     read_only: bool = False
     here: str = ""
     """Name of this machine in the journal."""

@@ -17,7 +17,7 @@ def in_words(found: Readiness) -> Iterator[str]:
     if found.live.refused is not None and found.live.cards:
         yield f"the network cards cannot be replaced: {found.live.refused}"
     if not found.live.cards:
-        yield f"no network card of {found.guest} must be replaced"
+        yield f"no network card of {found.guest} needs to be replaced"
     for card in found.live.cards:
         yield f"{card.card} ({card.mac}): {_card(card)}"
 

@@ -461,7 +461,8 @@ def with_policy(
 ) -> tuple[tuple[Policy, ...], str | None]:
     """Load all policies, including `policy` if it is a file.
 
-    Returns the policies, and the name of the requested policy, if any. Raises PolicyError.
+    Returns the policies, and the name of the requested policy; None if none was requested. Raises
+    PolicyError.
     """
     from vmckpt.app import policies as app_policies
 

@@ -39,12 +39,12 @@ def styled(style: str, text: str) -> Text:
 
 
 def harmless(text: str) -> str:
-    """Replace terminal control characters in a text with escapes. Line breaks are kept."""
+    """Replace terminal control characters in a text with escapes. Line breaks and tabs are kept."""
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def in_one_line(text: str) -> str:
-    """Sanitise a text and join its lines, so that the text cannot forge a line of output."""
+    """Sanitise a text, join its lines and truncate it, so that it cannot forge a line of output."""
     return harmless(" ".join(text.split("\n")))[:_LONGEST_LINE]
 
 
@@ -95,7 +95,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 def _width(variable: str) -> int | None:
-    """Return a width from the environment; None if it is not a number greater than 0."""
+    """Return a width from the environment; None if it is not a number from 1 to 99999."""
     shown = os.environ.get(variable, "")
     return int(shown) if shown.isdecimal() and len(shown) < 6 and int(shown) else None
 

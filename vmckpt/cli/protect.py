@@ -356,7 +356,7 @@ def failover(
     _show_ended(ended, f"is running on {ended.runs_on}", json=json)
     if not json:
         then = f"run vmckpt protect {ended.guest} --reverse"
-        output.out.print(f"it is unprotected; once its former host is up, {then}")
+        output.out.print(f"the guest is unprotected; once its former host is up, {then}")
 
 
 async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) -> "StopResult":

@@ -41,8 +41,8 @@ def watch(
     watching; the job continues.
 
     For a protection, the agents are queried once per second, starting now. A line is printed every
-    10 seconds, and immediately when the phase, the standby or the interval changes, with the
-    reason.
+    10 seconds, and immediately when the phase, the state of the standby, the problem or the number
+    of lost packets changes, or when the interval changes by a quarter.
 
     The exit code is 0 whatever the outcome of the job, and 17 if the job's controller is dead.
 

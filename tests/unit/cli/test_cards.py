@@ -45,7 +45,7 @@ def test_a_card_is_told_of_in_a_line(card: CardReport, told: str) -> None:
 
 def test_what_else_is_told() -> None:
     assert list(cards.in_words(replace(found(), live=None))) == []
-    assert list(cards.in_words(found())) == ["no network card of web1 must be replaced"]
+    assert list(cards.in_words(found())) == ["no network card of web1 needs to be replaced"]
     (first, *_) = cards.in_words(found(state=CardState.ABSENT))
     assert "would be plugged in again" in first
     (first, *_) = cards.in_words(found(CARD, refused="the guest is paused"))
