@@ -48,7 +48,7 @@ def events(
     The events are those of all controllers that use the journal: migrations with each decision and
     its reason, snapshots, protections, evacuations, and the service. With --json, each line is an
     object with "at", "event" ("began", "ended", "decided", "phase-changed", ...), "job", "kind",
-    "guest", "source", "target" and "values".
+    "guest", "guest_uuid", "source", "target", "policy" and "values".
 
     Examples:
 

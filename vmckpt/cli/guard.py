@@ -63,8 +63,9 @@ def guard(
     or after Ctrl-C, the guest is restored to the checkpoint, and all later changes are lost. The
     environment of the command and the check contains VMCKPT_GUEST, VMCKPT_HOST and VMCKPT_SNAPSHOT.
 
-    Exit codes: 0 on success, 23 if the guest was restored, 130 if it was restored after Ctrl-C. If
-    vmckpt is killed, the guest is not restored; vmckpt recover shows how to restore it.
+    Exit codes: 0 on success, 23 if the guest was restored, 24 if the --on-restore command then
+    failed, 130 if the guest was restored after Ctrl-C. If vmckpt is killed, the guest is not
+    restored; vmckpt recover shows how to restore it.
 
     Examples:
 

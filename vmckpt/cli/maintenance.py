@@ -169,10 +169,10 @@ def roll(
 
     The command may reboot the host; the lost connection is not an error. The commands of --before
     and --after must not reboot the host. Guests are moved back once the host is healthy, that is,
-    vmckpt doctor finds no blocker. The run ends at the first failure: the failed host stays in
-    maintenance if its evacuation had started, and the maintenance of earlier hosts is complete. If
-    you run vmckpt roll again, empty hosts are not evacuated again, but the commands run on them
-    again.
+    once two runs of vmckpt doctor in a row find no blocker. The run ends at the first failure: the
+    failed host stays in maintenance if its evacuation had started, and the maintenance of earlier
+    hosts is complete. If you run vmckpt roll again, empty hosts are not evacuated again, but the
+    commands run on them again.
 
     Examples:
 

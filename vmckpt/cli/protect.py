@@ -113,11 +113,11 @@ def protect(
     produced the output. If the guest's host dies, the guest resumes on the standby's host from the
     last complete epoch. Clients have received no output that was produced after that epoch.
 
-    --failover automatic requires a lease store in the inventory. It permits vmckpt to stop a guest
-    whose host has lost the lease. Without a lease store, the option requires a fence agent for the
-    guest's host, and vmckpt run on another machine. It then permits vmckpt to power that host off,
-    with everything that is running on it. With --failover manual, the standby takes over when you
-    run vmckpt failover.
+    --failover automatic requires a lease store in the inventory, or a fence agent for the guest's
+    host. With a lease store, the option permits vmckpt to stop a guest whose host has lost the
+    lease. Without a lease store, vmckpt run must be running on another machine, and may power the
+    guest's host off, with everything that is running on it. With --failover manual, the standby
+    takes over when you run vmckpt failover.
 
     The protect section of the guest's policy sets the defaults; options given here override them.
 

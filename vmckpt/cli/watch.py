@@ -44,7 +44,8 @@ def watch(
     10 seconds, and immediately when the phase, the state of the standby, the problem or the number
     of lost packets changes, or when the interval changes by a quarter.
 
-    The exit code is 0 whatever the outcome of the job, and 17 if the job's controller is dead.
+    The exit code is 0 once the job has ended, whatever its outcome, and 17 if the job's controller
+    is dead.
 
     Examples:
 

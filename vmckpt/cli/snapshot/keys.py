@@ -307,9 +307,10 @@ def rotate(
 ) -> None:
     """Re-encrypt data keys for the current administrators.
 
-    Afterwards, the administrators' keys open all snapshots, and no other key does. Only the wrapped
-    data keys are rewritten, not the data. A reader that has opened a snapshot may have kept the
-    snapshot's data key. Use this command after a key was lost, not after a key was stolen.
+    Afterwards, the administrators' keys open all snapshots that the identity opens, and no other
+    key does. Only the wrapped data keys are rewritten, not the data. A reader that has opened a
+    snapshot may have kept the snapshot's data key. Use this command after a key was lost, not after
+    a key was stolen.
 
     Examples:
 
