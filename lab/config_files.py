@@ -71,7 +71,7 @@ def hosts_file(plan: LabPlan) -> str:
 
 
 _OWN = ("/tmp", "/root", "/run", "/dev/shm")
-"""Directories that are private to each host."""
+"""Directories of this machine that are hidden on a host by its own directories."""
 
 
 def boot_script(plan: LabPlan, host: HostPlan, programs: Sequence[str] = ()) -> str:

@@ -43,7 +43,7 @@ class Model:
 
     fleet: FleetNow = field(default_factory=lambda: FleetNow(at=0.0))
     jobs: Sequence[JobView] = ()
-    """All jobs, active jobs first."""
+    """The active jobs, then the latest jobs that have ended."""
     protections: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({})
     )

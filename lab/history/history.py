@@ -58,7 +58,7 @@ class Operation:
     """An operation of a client."""
 
     client: int
-    """ID of the client. Its operations overlap if it gives one up and begins the next."""
+    """ID of the client. Its operations overlap if it gives up an operation and begins another."""
     input: Input
     call: float
     """Time before the request was first sent."""

@@ -55,7 +55,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         self._fields = action.fields(scene)
         self._answers = {one.name: one.value for one in self._fields if one.value}
         self._waits = False
-        """Whether "Yes" is disabled until the preview of a destructive action has arrived."""
+        """Whether "Yes" is refused until the preview of a destructive action has arrived."""
 
     def compose(self) -> ComposeResult:
         acts = self._action.run is not None

@@ -89,7 +89,7 @@ def seconds(text: str) -> Seconds:
 
 
 def rate(text: str) -> BytesPerSecond:
-    """Parse a rate argument. Raises BadParameter."""
+    """Parse a rate argument. Raises BadParameter if it is invalid."""
     try:
         return units.parse_rate(text)
     except ValueError as exc:
@@ -97,7 +97,7 @@ def rate(text: str) -> BytesPerSecond:
 
 
 def probe_time(text: str) -> Seconds:
-    """Parse a time argument, or "off", which is 0. Raises BadParameter."""
+    """Parse a time argument, or "off", which is 0. Raises BadParameter if it is invalid."""
     return Seconds(0.0) if text == "off" else seconds(text)
 
 

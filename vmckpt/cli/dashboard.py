@@ -111,7 +111,10 @@ def _serve(
 def _made_up(
     fleet: str | None, replay: Path | None
 ) -> "tuple[Showing | Replayed, Sequence[Policy]]":
-    """Return the source of simulated or replayed data, and the policies. Raises BadInput."""
+    """Return the source of simulated or replayed data, and the policies.
+
+    Raises BadInput, and PolicyError if VMCKPT_POLICIES names no directory.
+    """
     from vmckpt.app import dashboard_source
 
     made = (
