@@ -299,8 +299,8 @@ def guest(
     fits, others = (prover, real) if os_name is None else (real, prover)
     for option, value in others.items():
         if value is not None:
-            other = "only with" if os_name is None else "not with"
-            raise BadInput(f"--{option.replace('_', '-')} is possible {other} --os debian")
+            other = "requires" if os_name is None else "cannot be used with"
+            raise BadInput(f"--{option.replace('_', '-')} {other} --os debian")
     given = {key: value for key, value in (usual | fits).items() if value is not None}
     start = guests.start if os_name is None else debian.start
     start(

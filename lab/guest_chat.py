@@ -72,6 +72,7 @@ def violations(cut: Sequence[Chat]) -> list[str]:
             sent = sender.peers[receiver.own].sent
             if came > sent:
                 found.append(
-                    f"{receiver.own} received {came} from {sender.own}, which sent only {sent}"
+                    f"guest {receiver.own} received message {came} from guest {sender.own}, which"
+                    f" sent messages only up to {sent}"
                 )
     return found
