@@ -315,7 +315,7 @@ async def _make_ready(acting: "controller.Controller", guest: str, *, live: bool
     from vmckpt.app import hosts as app_hosts
 
     if live:
-        stop = output.stop_on_signals("stopping: a card that is unplugged is plugged in first")
+        stop = output.stop_on_signals("stopping: an unplugged card is first plugged in again")
         acting = replace(acting, caller=replace(acting.caller, stop=stop))
     return await app_hosts.make_ready(acting, guest, live=live)
 

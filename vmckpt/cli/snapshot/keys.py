@@ -61,7 +61,9 @@ def export_salt(
         )
         return
     output.out.print(f"wrote the salt of domain {domain} to {file}", soft_wrap=True)
-    output.say(f"on the other controller, run vmckpt snapshot keys import-salt {file}")
+    output.say(
+        f"copy {file} to the other controller, and run vmckpt snapshot keys import-salt FILE there"
+    )
 
 
 def import_salt(file: FILE, json: JSON = False) -> None:
@@ -86,7 +88,7 @@ def import_salt(file: FILE, json: JSON = False) -> None:
         output.say("to encrypt snapshots, run vmckpt snapshot keys add NAME KEY")
     output.say(
         "to let both controllers trust each other's snapshots, run vmckpt snapshot keys trust NAME"
-        " KEY on each"
+        " KEY on both"
     )
 
 

@@ -24,7 +24,7 @@ _TELLING = Seconds(0.5)
 
 STORE = Annotated[
     str | None,
-    typer.Option(metavar="STORE", help="Name of a store in the inventory. Default: the first one."),
+    typer.Option(metavar="STORE", help="Name of a store in the inventory. Default: the first."),
 ]
 STORES = Annotated[
     str | None,

@@ -175,7 +175,7 @@ async def _restore(
     from vmckpt.snapshot.group import rules
 
     whole = rules.is_id(request.snapshot)
-    becomes = "the state of each guest will be shown" if whole else "restoring the previous disks"
+    becomes = "the state of each guest will be shown" if whole else "undoing the restore"
     stop = stop_on_signals(f"stopping: {becomes}")
     caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=inventory, caller=caller)
