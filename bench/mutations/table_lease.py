@@ -99,7 +99,7 @@ _LEASE = (
     Mutation(
         name="refusal-is-no-loss", area=Area.LEASE,
         file="vmckpt/replication/primary/lease_holder.py",
-        old='self.lost = "another host holds the lease: the guest must not run here"',
+        old='self.lost = "the lease is lost: the guest must not run here"',
         new="pass",
         suite=_TENURE,
         breaks="An agent whose renewal is refused does not notice that the lease is lost.",

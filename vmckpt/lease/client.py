@@ -62,7 +62,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The lease can never be taken over with this token."""
+    """The lease cannot be taken over with this token in its present state."""
 
     why: str
 
@@ -251,8 +251,8 @@ class LeaseClient:
     All calls raise LeaseUnreachable if the lease store does not answer. The outcome is then
     unknown, because the request may still arrive. Repeat a call that changes the token until it
     succeeds (the same object gets the token that it already created), or supersede it with
-    `invalidate`. All calls raise LeaseRefused if the login lacks a privilege, and LeaseLost if
-    another host holds the lease or the lease's token has changed.
+    `invalidate`. All calls raise LeaseRefused if the login lacks a privilege. All except `renew`,
+    `take_over` and `look` raise LeaseLost if the lease is lost, for example to another host.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ _Call: TypeAlias = "tuple[Future[Any], str, Sequence[object]]"
 
 
 class LeaseUnreachable(VmckptError):
-    """The lease store did not answer; it may have executed the request, or may execute it later."""
+    """The lease store did not answer or failed. It may have executed the request, or may do so."""
 
 
 class LeaseRefused(VmckptError):

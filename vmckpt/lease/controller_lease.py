@@ -9,7 +9,8 @@ HEARTBEAT = Seconds(5.0)
 TTL = Seconds(30.0)
 """How long a heartbeat of a controller on another machine is valid."""
 MARGIN = Seconds(2.0)
-"""A controller stops acting this long before another may take over, since clock rates differ."""
+"""A controller stops acting this long before another controller may take over, since clock rates
+differ."""
 
 
 def abandoned(alive: bool | None, alive_until: float | None, now: float) -> bool:

@@ -127,7 +127,7 @@ class ProtectionTerms:
     """Without a fixed interval: the share of the guest's time that pauses may take, 0 to 1."""
     max_pause: Seconds = Seconds(0.5)
     hold: Seconds = Seconds(5.0)
-    """How long output waits for a lost backup before the guest continues without it."""
+    """How long output waits for a lost backup before the guest runs unprotected."""
     bandwidth: BytesPerSecond | None = None
     """Maximum send rate, except for the last epoch of a switchover; None: no limit."""
 
@@ -185,7 +185,7 @@ class Session:
     def read(cls, folder: Path) -> Self | None:
         """Read the session from a guest's directory. Returns None if it has no session file.
 
-        Raises BadInput if the file is invalid.
+        Raises BadInput if the file is invalid or cannot be read.
         """
         try:
             told = json.loads((folder / _FILE).read_text())
@@ -193,7 +193,7 @@ class Session:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, OSError) as exc:
-            raise BadInput(f"{folder / _FILE} is invalid: {exc}") from exc
+            raise BadInput(f"{folder / _FILE} cannot be read as a session: {exc}") from exc
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:

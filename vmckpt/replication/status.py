@@ -1,4 +1,4 @@
-"""The status of a protection, as reported by an agent. Keys of measured values end in the unit."""
+"""The status of a protection, as reported by an agent. Keys of durations end in "_s"."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ class Phase(StrEnum):
     """The backup is receiving missing data; it is ready only if it was ready before."""
     PROTECTING = "protecting"
     ALONE = "alone"
-    """The guest is running unprotected: the backup is lost."""
+    """The guest is running unprotected, for example because the backup is lost."""
     ENDED = "ended"
 
 
@@ -52,7 +52,7 @@ class PrimaryStatus:
         self._worst_lag = 0.0
         self._taken: float | None = None
         self._held_since: float | None = None
-        """When the open epoch began; None: the guest's output is not buffered."""
+        """When the open epoch began; None: output is not buffered, or this is the first epoch."""
         self._paused = 0.0
         self._clock_told: Clock | None = None
         self._began = clock()
@@ -120,7 +120,7 @@ class PrimaryStatus:
     def copied(self, left: int, *, ready: bool) -> None:
         """Record the progress of the first copy.
 
-        `left`: pages that the backup still lacks; `ready`: the standby can take over.
+        `left`: number of pages that the backup still lacks; `ready`: the disks' mirrors are ready.
         """
         with self._lock:
             self._told["pages_left"], self._told["disks_ready"] = left, ready
@@ -228,7 +228,7 @@ class PrimaryStatus:
 
 
 def _clock(told: Clock | None, paused: float) -> dict[str, Any]:
-    """Return the clock's status; without a guest agent, it lags by the total of all pauses."""
+    """Return the clock's status; without a guest agent, the clock lags by the sum of all pauses."""
     if told is None:
         return {"guest_clock_behind_s": paused, "guest_clock_corrected": None}
     return {"guest_clock_behind_s": told.behind, "guest_clock_corrected": told.corrected}

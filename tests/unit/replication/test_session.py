@@ -71,7 +71,7 @@ def without(name: str) -> str:
 ])  # fmt: skip
 def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "session.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(BadInput, match=r"session\.json is invalid"):
+    with pytest.raises(BadInput, match=r"session\.json cannot be read as a session"):
         Session.read(tmp_path)
 
 

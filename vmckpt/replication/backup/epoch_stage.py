@@ -79,7 +79,7 @@ class Stage:
         self._open_state: bytes | None = None
         self.noted: redo_log.Noted | None = None
         """Called with the pages that an epoch changes. Set it only while no method of this object
-        is running; `start_over` resets it."""
+        is running; `use` and `start_over` reset it to None."""
         with ExitStack() as stack, redo_log.explained(f"{folder} and {log}"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             log.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +118,10 @@ class Stage:
 
     @property
     def applied(self) -> bool:
-        """Whether memory and disks are in the state of the last committed epoch."""
+        """Whether memory and disks are in the state of the last committed epoch.
+
+        True if no epoch was committed.
+        """
         return self._applied
 
     def state(self) -> bytes:
@@ -274,7 +277,7 @@ class Stage:
 
     @contextmanager
     def _taking(self, part: Part) -> Iterator[None]:
-        """Take a part in order. On failure, discard the epoch, so that it cannot be sealed."""
+        """Check that a part is in order; the block stages it. On failure, discard the epoch."""
         self._must_be_applied()
         try:
             self._order.take(part)

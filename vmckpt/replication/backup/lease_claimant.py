@@ -12,8 +12,8 @@ from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
 _LOOKS = 4
-"""How often the lease is read per lifetime of a renewal: a host may take over only if it has
-observed the holder without a gap.
+"""Number of times that the lease is read per lifetime of a renewal: a host may take over only if it
+has observed the holder without a gap.
 """
 _TURN = Seconds(0.02)
 _TOKEN = "token"
@@ -28,7 +28,7 @@ class TakeoverClaim(Protocol):
 
     @property
     def says(self) -> str:
-        """What prevents a takeover, for display."""
+        """What prevents a takeover, for display; empty: not known."""
 
     @property
     def patience(self) -> Seconds:
@@ -38,7 +38,7 @@ class TakeoverClaim(Protocol):
         """Return whether a sender with this token is the primary. Remembers a newer token."""
 
     def ask(self) -> str | None:
-        """Take over if possible. Returns the reason, for display; None: not possible now.
+        """Take over the lease if possible. Returns the reason, for display; None: not possible now.
 
         Raises VmckptError.
         """

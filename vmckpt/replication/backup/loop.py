@@ -1,7 +1,8 @@
 """The backup's loop: commits epochs to the standby, and takes over when it must.
 
-One thread does all the work. Another thread accepts connections. Only the primary's newest
-connection is used, since the primary reconnects only after it has given up the previous connection.
+One thread handles the messages. Two other threads accept connections and send heartbeats. Only the
+primary's newest connection is used, since the primary reconnects only after it has given up the
+previous connection.
 """
 
 import json
@@ -66,9 +67,9 @@ class TakeoverGranted:
     silent: Seconds = Seconds(0.0)
     """How long the primary had been silent."""
     clock: Seconds | None = None
-    """How far the guest's clock is meant to be ahead of the host's; None: it cannot be set."""
+    """How far the guest's clock is meant to be ahead of the host's; None: not known."""
     line: PeerConnection | None = None
-    """The connection to the primary, to report the takeover."""
+    """The connection to the primary, to report the takeover; None: not connected."""
 
 
 class StandbyGone(VmckptError):
@@ -253,14 +254,14 @@ class Backup:
                 raise ValueError(f"the primary sent an unexpected {type(message).__name__}")
 
     def _fit(self, line: PeerConnection, message: MemoryLayout) -> None:
-        """Make the standby's memory that of the guest, or refuse.
+        """Give the standby the guest's blocks of memory.
 
-        Raises ValueError, ConnectionLost, StageError.
+        Raises ValueError if that fails; ConnectionLost, StageError.
         """
         try:
             changed = self._standby.fit(Layout.parse(message.data))
         except (VmckptError, OSError) as exc:
-            raise ValueError(f"the standby cannot get the guest's memory: {exc}") from exc
+            raise ValueError(f"the standby's memory cannot match the guest's: {exc}") from exc
         if changed:
             self._stage.use(self._standby.memory)
         line.send(LayoutAck())

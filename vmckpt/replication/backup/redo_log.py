@@ -30,7 +30,8 @@ DIGEST = 16
 _KEPT = 64 * MIB
 _PIECE = 4 * MIB
 _ROOM = 16 * MIB
-"""An epoch ends once it has this many bytes; an epoch after a long wait may be larger."""
+"""Space that must be free for an epoch. An epoch ends early once the log of a disk has this many
+bytes, but an epoch after a long wait may be larger."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ANEW = "run vmckpt unprotect, then vmckpt protect, to rebuild the standby"
 
@@ -44,7 +45,7 @@ _PENDING, _APPLIED = b"P", b"A"
 
 
 class StageError(VmckptError):
-    """An epoch could not be staged; the last committed epoch is unchanged."""
+    """The stage cannot be used, or an epoch could not be staged, committed or applied."""
 
 
 class StageFull(StageError):
@@ -275,7 +276,7 @@ class DiskLog(StagedFile):
         return epoch, Content(length, digest.hex())
 
     def seal(self, epoch: int) -> Content:
-        """Write the header of an epoch and sync the file. Returns its content. Raises OSError."""
+        """Write an epoch's header and sync the file. Returns the file's content. Raises OSError."""
         content = self.content(_number(epoch))
         digest = bytes.fromhex(content.digest)
         self.sealed = epoch
@@ -366,7 +367,10 @@ def put_writes(file: StagedFile, length: int, disks: Sequence[Sink]) -> None:
 
 
 def write_records(data: bytes | memoryview, disk: Sink) -> None:
-    """Apply records to a disk in order; trimmed ranges become zeros. Raises the disk's errors."""
+    """Apply records to a disk in order; trimmed ranges become zeros.
+
+    Raises ValueError for an invalid record, and any error of the disk.
+    """
     for record in records(data):
         if record.kind == DATA and record.data is not None:
             disk.write(record.offset, record.data)

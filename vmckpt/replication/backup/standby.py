@@ -214,8 +214,8 @@ class Standby:
     def __enter__(self) -> Self:
         """Map the memory and open the disks.
 
-        Raises HypervisorError, also if QEMU is not waiting, and CannotCapture if the memory cannot
-        be mapped.
+        Raises HypervisorError, also if QEMU is not waiting, CannotCapture if the memory cannot be
+        mapped, and OSError.
         """
         try:
             self._open()
@@ -387,7 +387,7 @@ def _require_room(one: Dimm, host: str) -> None:
     if free < wanted:
         raise BadInput(
             f"{host} has {show_bytes(free)} of free memory; the new memory of the guest needs"
-            f" {show_bytes(wanted)}, with what epochs in flight need",
+            f" {show_bytes(wanted)}, including memory for epochs in flight",
             hint="shut down another guest on that host, or unplug the memory",
         )
 

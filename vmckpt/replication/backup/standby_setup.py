@@ -44,7 +44,10 @@ class Image:
 
 
 def inspect_image(path: str, format_: str) -> Image:
-    """Inspect the file at `path` as an image in this format. It must not be open elsewhere."""
+    """Inspect the file at `path` as an image in this format.
+
+    An image that another process has locked counts as unreadable.
+    """
     place = Path(path)
     if not place.exists():
         return Image(path=path, there=False)
@@ -192,7 +195,8 @@ def _note_images(session: Session) -> None:
 def forget_images(state: Path, session: str | None) -> list[str]:
     """After a reboot, remove the images created for a session's standby that never ran.
 
-    Returns the removed paths. Raises OSError.
+    `session`: the session's ID; None: not known, so no image is removed. Returns the paths of the
+    removed images. Raises OSError.
     """
     try:
         noted = [Path(one) for one in json.loads((state / _IMAGES).read_text())]
@@ -209,7 +213,7 @@ def forget_images(state: Path, session: str | None) -> list[str]:
 
 
 def adopt(session: Session, folder: Path) -> None:
-    """Record that the guest is about to run on these images, which must then not be removed.
+    """Record that the guest is about to run on the session's images, which must then be kept.
 
     Raises OSError.
     """
@@ -280,7 +284,7 @@ def remove(session: Session, folder: Path) -> tuple[str, ...]:
     dead = never_came_to_life(session, folder)
     if is_ours(folder) and not dead:
         raise VmckptError(
-            f"{session.name} was about to run on {session.host}, so it was not removed",
+            f"{session.name} may have run on {session.host}, so its standby was not removed",
             hint="run vmckpt recover",
         )
     if waits(session):
@@ -289,7 +293,7 @@ def remove(session: Session, folder: Path) -> tuple[str, ...]:
         did.append("stopped the standby")
     if _runs_here(session):
         raise VmckptError(
-            f"{session.name} is running on {session.host}, so it was not removed",
+            f"{session.name} is running on {session.host}, so its standby was not removed",
             hint="run vmckpt recover",
         )
     for disk in session.disks:

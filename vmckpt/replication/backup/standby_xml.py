@@ -14,7 +14,7 @@ QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 MARK = domain_xml.STANDBY
 _WAITING = ("-incoming", "defer")
 _USERS = "ua-"
-"""Begins the aliases of devices that users have chosen."""
+"""Prefix of the aliases that users have chosen for devices."""
 
 
 def standby(

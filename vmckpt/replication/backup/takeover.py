@@ -1,7 +1,7 @@
 """Decide when the backup may run the guest. Pure.
 
-Silence of the primary is never enough: either the lease or a failover request decides. Silence only
-determines when to ask the lease store.
+Silence of the primary is never enough: a handover, the lease or a failover request decides. Silence
+determines only when to ask the lease store, or to act on the request.
 """
 
 from dataclasses import dataclass

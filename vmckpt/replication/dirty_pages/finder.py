@@ -27,14 +27,15 @@ _NONE: Numbers = np.zeros(0, dtype=np.intp)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """The changes of an epoch in one memory file."""
+    """The changes of an epoch in one block of memory."""
 
     numbers: Numbers
     """Numbers of changed pages, sorted."""
     pages: Pages
-    """New content of these pages; the last copy still has the previous content."""
+    """New content of these pages. The last copy, if any, still has the previous content."""
     whole: Numbers = field(default_factory=lambda: _NONE)
-    """Numbers of changed pages beyond the limit, whose new content is already in the last copy."""
+    """Numbers of further changed pages, whose content is not in `pages`. The last copy, if any,
+    already has their new content."""
 
     @property
     def count(self) -> int:

@@ -1,4 +1,4 @@
-"""Remember what was last sent of the pages that a guest writes often, in bounded memory.
+"""Remember the last sent content of pages that a guest writes often, in bounded memory.
 
 The backup has exactly this content, so only the difference from it must be sent.
 """
@@ -34,7 +34,7 @@ class HotPages:
         return self._content[self._slot[numbers]]
 
     def put(self, numbers: Numbers, pages: Pages) -> None:
-        """Remember pages that were sent; if there are too many, only the last ones."""
+        """Remember pages that were sent; if there are too many, only the last of them."""
         there = self.known(numbers)
         self._content[self._slot[numbers[there]]] = pages[there]
         new = np.flatnonzero(~there)[-len(self._page) :] if len(self._page) else np.zeros(0, int)

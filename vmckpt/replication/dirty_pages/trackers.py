@@ -10,7 +10,7 @@ from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.model.epoch_cost import Finder
 
 BEST_FIRST = (Finder.WRITE_TRACKING, Finder.SOFT_DIRTY)
-"""The methods of this module, the best one first."""
+"""The methods of this module, the best method first."""
 
 
 class Tracker(Protocol):
@@ -23,9 +23,10 @@ class Tracker(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def extend(self, ranges: Sequence[MemoryRange]) -> None:
-        """Track these ranges: those until now, and others, all of whose pages count as written.
+        """Track the previous ranges and new ranges, all of whose pages count as written.
 
-        Raises CannotTrack; then only the ranges until now are tracked.
+        `ranges`: all of these ranges. Raises CannotTrack; then only the previous ranges are
+        tracked.
         """
 
     def scan(self) -> list[Runs]:
@@ -42,7 +43,10 @@ class Tracker(Protocol):
 
 
 def track(finder: Finder, process: HeldProcess, ranges: Sequence[MemoryRange]) -> Tracker:
-    """Begin to track the writes to ranges of a process's memory. Raises CannotTrack."""
+    """Begin to track the writes to ranges of a process's memory.
+
+    `finder`: one of `BEST_FIRST`. Raises CannotTrack.
+    """
     if finder is Finder.SOFT_DIRTY:
         return SoftDirty(process, ranges)
     return WriteTracking(process, ranges)

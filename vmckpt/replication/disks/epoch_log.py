@@ -27,7 +27,7 @@ _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 class DiskLogError(VmckptError):
-    """The write log of a disk cannot be created, read or emptied."""
+    """The write log of a disk cannot be created, served, read, freed or removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class WriteLog:
         self._control.close()
 
     def size(self) -> int:
-        """Return the end of the last complete record; all answered writes are before it."""
+        """Return the offset where the last complete record ends: all answered writes precede it."""
         return self._control.written
 
     @property
@@ -110,7 +110,8 @@ class WriteLog:
         """Yield the log from offset `first` to `end`, in pieces of complete records.
 
         `most`: maximum size of a piece, at least the size of the longest record. Raises
-        DiskLogError if the log cannot be read, and ValueError for offsets outside the log.
+        DiskLogError if the log cannot be read, and ValueError if `most` is too small, or if an
+        offset is outside the part of the log that is not consumed.
         """
         if most < write_log.LONGEST + write_log.HEADER.size:
             raise ValueError(f"pieces of {most} bytes may be too small for a record")
@@ -128,7 +129,7 @@ class WriteLog:
             first += length
 
     def consume(self, end: int) -> None:
-        """Free the log before `end`, which the backup has; waiting writes then continue.
+        """Free the log before offset `end`, once the backup has it; waiting writes then continue.
 
         Raises DiskLogError, and ValueError if `end` is before the consumed or beyond the written
         offset.
@@ -147,7 +148,9 @@ class WriteLog:
         try:
             punch(self._file, begin, end - begin)
         except OSError as exc:
-            raise DiskLogError(f"{self._what} cannot be emptied: {exc.strerror}") from exc
+            raise DiskLogError(
+                f"the consumed part of {self._what} cannot be freed: {exc.strerror}"
+            ) from exc
 
 
 def nbdkit_process(log: Path, control: Control) -> int | None:

@@ -1,8 +1,8 @@
 """The control file of a write log: numbers that a disk's nbdkit and the agent share by mapping it.
 
 This module needs only the standard library, since the nbdkit plugin runs under Debian's own Python.
-Each number is eight aligned bytes, read and written in one access, and has one writer. So no reader
-sees a partly written number.
+Each number is eight aligned bytes, read and written in one access, and has one writer at a time. So
+no reader sees a partly written number.
 """
 
 import mmap
@@ -62,7 +62,10 @@ class Control:
 
     @property
     def never_wait(self) -> bool:
-        """Whether writes must not wait for space; set by the agent."""
+        """Whether writes must not wait for space.
+
+        The agent sets this. The watchdog resets this after it has resumed the guest.
+        """
         return self._numbers[_NEVER_WAIT] != 0
 
     @never_wait.setter

@@ -48,8 +48,9 @@ def start_mirror(
 ) -> None:
     """Mirror all further writes to a disk into the log that is served on `socket`.
 
-    Does nothing if the job is already running. Raises HypervisorError, and leaves no job in that
-    case; ValueError if the job's name is too long.
+    `node`: QEMU's node name of the disk. Does nothing if the job is already running. Raises
+    HypervisorError; a job that fails to start is removed. Raises ValueError if the job's name is
+    too long.
     """
     if len(job) > _LONGEST_NAME:
         raise ValueError(f"{job} is too long for the name of a block node")
@@ -88,7 +89,7 @@ def begun(monitor: Commands, job: str) -> bool:
     if found is None or why is not None:
         raise MirrorEnded(
             f"{monitor.name} on {monitor.host}: disk writes are no longer logged:"
-            f" mirror {job} has ended: {why}",
+            f" mirror {job} no longer works: {why}",
             host=monitor.host,
         )
     return bool(found["ready"])

@@ -3,9 +3,9 @@
     nbdkit -U SOCKET python nbdkit_plugin.py log=FILE control=FILE size=BYTES limit=BYTES most=BYTES
 
 A write is answered once it is in the log. While more than `limit` bytes of the log are not
-consumed, writes wait. If writes must not wait (control.never_wait), they are refused beyond `most`
-bytes. The disk reads as zeros. nbdkit calls one function at a time, so the log is in the order of
-the replies.
+consumed, or the log's file system is full, writes wait. If writes must not wait
+(control.never_wait), they are refused beyond `most` bytes, or when the file system is full. The
+disk reads as zeros. nbdkit calls one function at a time, so the log is in the order of the replies.
 """
 
 import errno
@@ -43,7 +43,7 @@ class _Log:
         self._control.process = os.getpid()
 
     def append(self, *parts: write_log.Buffer) -> None:
-        """Append complete records, all or none. Raises OSError if there is not enough space."""
+        """Append complete records, all or none; wait for space if permitted. Raises OSError."""
         length = sum(map(len, parts))
         self._wait()
         while not self._try(parts, length):
@@ -52,7 +52,10 @@ class _Log:
             self._pause()
 
     def _try(self, parts: tuple[write_log.Buffer, ...], length: int) -> bool:
-        """Return whether there was enough space. Data after the offset `written` is ignored."""
+        """Append records, unless there is too little space. Returns whether they were appended.
+
+        Readers ignore data after the offset `written`. Raises OSError for any other failure.
+        """
         end = self._control.written
         try:
             done = os.pwritev(self._file, parts, end)

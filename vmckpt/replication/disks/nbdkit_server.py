@@ -134,7 +134,9 @@ def _begun(place: LogPlace) -> int:
         if (process := running(place)) is not None:
             return process
         time.sleep(0.002)
-    raise DiskLogError(f"the write log {place.log}: nbdkit exited right after it started")
+    raise DiskLogError(
+        f"the write log {place.log}: nbdkit did not begin to serve it within {_STARTS:g} s"
+    )
 
 
 def running(place: LogPlace) -> int | None:

@@ -180,8 +180,8 @@ def opened(
 ) -> Iterator[list[Client]]:
     """Open block nodes of the running guest for reading, and yield a client for each, in order.
 
-    `owner`: user and group IDs of QEMU. Raises HypervisorError, and ConnectionLost if QEMU's NBD
-    server is already in use, BadInput, OSError.
+    `place`: directory for the socket, see `place_of`. `owner`: user and group IDs of QEMU. Raises
+    ConnectionLost if QEMU's NBD server is already in use, HypervisorError, BadInput, OSError.
     """
     end(monitor, place)
     qemu_user.make_folder(place, owner)

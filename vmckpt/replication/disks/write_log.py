@@ -31,7 +31,7 @@ class Record:
     kind: int
     """DATA, ZEROS (the range reads as zeros) or TRIM (the range was discarded)."""
     data: memoryview | None
-    """The data; None for the other kinds."""
+    """The data of a DATA record; None for the other kinds."""
 
     @property
     def end(self) -> int:
@@ -75,7 +75,10 @@ def whole(data: Buffer) -> int:
 
 
 def _next(view: memoryview, here: int) -> tuple[Record | None, int]:
-    """Return the record at `here`, or None if truncated, and the offset of the next record."""
+    """Return the record at `here` and the offset after it; None and `here` if it is truncated.
+
+    Raises ValueError if the record is invalid.
+    """
     begin = here + HEADER.size
     if begin > len(view):
         return None, here

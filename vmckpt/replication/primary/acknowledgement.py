@@ -1,4 +1,4 @@
-"""Wait for the backup's acknowledgement of an epoch, and read its status reports."""
+"""Wait for the acknowledgement of an epoch, and read the backup's status reports."""
 
 import json
 import time
@@ -37,7 +37,9 @@ def await_ack(
         elif isinstance(found, PeerRefused | End):
             raise ConnectionLost(f"the backup refused to continue: {found.why}")
         elif found is not None:
-            raise ConnectionLost(f"the backup sent {type(found).__name__}, not an acknowledgement")
+            raise ConnectionLost(
+                f"the backup sent {type(found).__name__}, not the acknowledgement of epoch {number}"
+            )
         if time.monotonic() - since > patience:
             raise ConnectionLost(f"the backup has received nothing for {patience:g} s")
 

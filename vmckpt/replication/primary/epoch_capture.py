@@ -77,8 +77,9 @@ class Capturer:
     def take(self, *, goes_on: bool = True) -> Epoch:
         """Capture an epoch. Without `goes_on`, the guest stays paused afterwards.
 
-        Raises HypervisorError, CaptureFailed; in that case, QEMU's settings are restored and the
-        guest is resumed.
+        Raises Resumed if another tool resumed the guest, HypervisorError, CaptureFailed, and any
+        error of the finder or the output. In that case, QEMU's settings are restored and the guest
+        is resumed.
         """
         monitor = self._monitor
         self._finder.prepare()
@@ -110,7 +111,7 @@ class Capturer:
     def pause(self, work: Callable[[], object]) -> None:
         """Call `work` while the guest is paused; a guest that is paused already stays paused.
 
-        Raises HypervisorError, and any error of `work`; the guest is then resumed.
+        Raises HypervisorError, and any error of `work`; a guest that was running is then resumed.
         """
         if self._monitor.run_state() != "running":
             work()

@@ -17,14 +17,18 @@ from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import MIB, Seconds
 
 _FEW = 16 * MIB >> 12
-"""The copy ends when fewer pages than this remain."""
+"""Once the mirrors are ready, the copy ends when fewer pages than this remain."""
 _PASSES = 8
 _TURN = Seconds(0.05)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstCopy:
-    """The first copy of a guest. Attributes: see `parts.Parts`."""
+    """The first copy of a guest.
+
+    `pause`: see `Capturer.pause`; `disks`: see `ProtectedGuest.disks`. For the other attributes,
+    see `parts.Parts`.
+    """
 
     monitor: Commands
     memory: ProtectedMemory
@@ -38,7 +42,7 @@ class FirstCopy:
         """Copy the data that the backup lacks. Returns early if the protection is to end.
 
         `left`: number of pages that the backup lacks. The mirrors must be running. Raises
-        ConnectionLost, WireError, HypervisorError, DiskLogError.
+        ConnectionLost, WireError, DiskLogError, and any error of the memory, disks or mirrors.
         """
         self.status.copied(left, ready=False)
         # Disks usually take longer, and memory that is sent first would be outdated by the end.
@@ -46,9 +50,10 @@ class FirstCopy:
         self.memory_passes(sender, left)
 
     def memory_passes(self, sender: Sender, left: int) -> None:
-        """Copy memory that the backup lacks. Returns once little is left, or early.
+        """Copy memory that the backup lacks.
 
-        Arguments and errors: see `run`.
+        Returns when the mirrors are ready and little is left, or after several passes; earlier if
+        the protection is to end. Arguments and errors: see `run`.
         """
         passes, ready = 0, False
         while not self._ends and not (ready and (left < _FEW or passes > _PASSES)):

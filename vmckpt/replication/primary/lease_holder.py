@@ -38,7 +38,7 @@ class Enforcer(Protocol):
     """Kills the guest at the end of its lease without any process of vmckpt."""
 
     def arm(self, ends: float) -> None:
-        """Kill the guest at this time of CLOCK_BOOTTIME, unless rearmed before then.
+        """Kill the guest at this time of CLOCK_BOOTTIME, unless rearmed or disarmed before then.
 
         Raises VmckptError.
         """
@@ -91,7 +91,7 @@ class LeaseHolder:
     def __enter__(self) -> Self:
         """Continue an earlier agent's lease, or acquire the lease, and start renewing it.
 
-        Raises LeaseLost, LeaseUnreachable.
+        Raises LeaseLost, LeaseUnreachable, LeaseRefused, and any error of the enforcer.
         """
         if self._client is not None:
             self._begin(self._client)
@@ -122,7 +122,7 @@ class LeaseHolder:
         self.check()
 
     def __exit__(self, *_: object) -> None:
-        """Keep the lease: a new agent continues it, or it expires and the guest is killed."""
+        """Stop the renewals without releasing the lease, which a new agent can continue."""
         self._over.set()
         for thread in self._threads:
             if thread.ident is not None:
@@ -154,7 +154,8 @@ class LeaseHolder:
     def validated(self) -> bool:
         """Whether the lease store has recorded that the standby is valid; True without a store.
 
-        The record may be lost if the lease store failed over to a replica.
+        Becomes False again if the lease store has lost the record, as after a failover to a
+        replica.
         """
         return self._client is None or self._validated
 
@@ -176,7 +177,7 @@ class LeaseHolder:
     def invalidate(self) -> None:
         """Record that the standby is invalid.
 
-        Raises VmckptError if the outcome is unknown; then each renewal tries again.
+        Raises VmckptError if this failed or the outcome is unknown; then each renewal tries again.
         """
         with self._tokens:
             self._changing = True
@@ -274,7 +275,7 @@ class LeaseHolder:
                 self.acquired = True
                 sent = self._renewer.renew(self.token)
             if sent is None:
-                self.lost = "another host holds the lease: the guest must not run here"
+                self.lost = "the lease is lost: the guest must not run here"
                 return
             self._renewed = sent
             self._validated = self._validated and self._renewer.protected

@@ -87,7 +87,7 @@ class Switched(Exception):
 
 
 class _Replugged(Exception):
-    """A device was plugged or unplugged before an epoch was sealed: the standby cannot use it."""
+    """A device was plugged or unplugged before the epoch was sealed, so the epoch is unusable."""
 
 
 class Primary:
@@ -102,7 +102,7 @@ class Primary:
         """Device state of the last acknowledged epoch; None: the backup's state is unknown."""
         self._flight: Flight | None = None
         self._whole = parts.whole
-        """The protection can continue from the backup's last epoch, if it has one."""
+        """The protection can continue from the backup's last epoch, if the backup has an epoch."""
         self._valid = False
         """The lease store has recorded that the standby is valid."""
         self._begun = parts.begun
@@ -227,7 +227,10 @@ class Primary:
         self._held = False
 
     def _serve(self, line: PeerConnection) -> None:
-        """Synchronise the backup, then send epochs. Raises ConnectionLost, WireError."""
+        """Synchronise the backup, then send epochs until the end of the protection is requested.
+
+        Raises ConnectionLost, WireError, and Switched after a planned switchover.
+        """
         parts, sender = self._parts, self._brought_up(line)
         while not parts.requests.has(Request.END):
             ready, final = self._wait(line), parts.requests.has(Request.PLANNED)
@@ -323,7 +326,7 @@ class Primary:
         """Process one epoch, from its capture to the release of its output.
 
         `final`: the guest stays paused afterwards, for a switchover. Raises ConnectionLost,
-        WireError.
+        WireError, Resumed, _Replugged.
         """
         parts = self._parts
         began = time.monotonic()
@@ -467,7 +470,7 @@ class Primary:
         line.expect(LayoutAck, patience)
 
     def _abandon_flight(self) -> None:
-        """Discard an epoch that was captured and not sent; the next one includes its changes."""
+        """Discard an epoch that was captured and not sent; the next epoch includes its changes."""
         if self._flight is not None:
             self._parts.memory.doubt(self._flight.flags)
             self._flight = None

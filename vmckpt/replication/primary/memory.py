@@ -16,19 +16,19 @@ from vmckpt.replication.protocol.messages import Digests, PageRequest
 from vmckpt.units import Seconds
 
 ASKED = 1 << 16
-"""Pages whose digests are requested at once."""
+"""Maximum number of pages whose digests are requested at once."""
 MOST_PAGES = 2048
 """Maximum number of pages in one message: 8 MiB before compression."""
 _ANSWER = Seconds(30.0)
 
 Piece = tuple[Numbers, Pages, Pages | None]
-"""Page numbers, the pages' content, and the backup's content; None: the backup's is not known."""
+"""Page numbers, the pages' content, and their content on the backup; None: it is not known."""
 
 
 Blocks = tuple[tuple[str, int], ...]
 
 Pause = Callable[[Callable[[], object]], None]
-"""Calls a function while the guest is paused, and resumes the guest afterwards."""
+"""Calls a function while the guest is paused, as `epoch_capture.Capturer.pause` does."""
 
 
 class ProtectedMemory(Protocol):
@@ -49,14 +49,16 @@ class ProtectedMemory(Protocol):
         """
 
     def include(self, pause: Pause) -> None:
-        """From now on, use the blocks that `look` found: those until now, and others.
+        """From now on, use the blocks that `look` found: the previous blocks and new blocks.
 
-        The backup's content of the others is zero. Raises CannotTrack, HypervisorError, OSError.
+        The new blocks are zero on the backup. Raises CannotTrack, HypervisorError, OSError.
         """
 
     def track(self, pause: Pause) -> None:
-        """Start to find changes, if that has not happened yet. Call this before all others that
-        look at pages."""
+        """Start to track changes, if that is needed and has not happened yet.
+
+        Call this before `begin`, `changes` and `compare`.
+        """
 
     def prepare(self) -> None:
         """Prepare the search as far as possible before the pause."""

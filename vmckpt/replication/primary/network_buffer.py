@@ -116,7 +116,7 @@ class Buffers:
         self.new_cards.hold()
 
     def complete(self) -> bool:
-        """Return whether all filters exist. The filters of an unplugged card do not.
+        """Return whether all necessary filters exist. The filters of an unplugged card do not.
 
         Raises HypervisorError.
         """
@@ -306,7 +306,7 @@ def _remove(monitor: Commands, gone: Collection[str] = ()) -> None:
 
 
 def there(monitor: Commands, cards: Sequence[str]) -> bool:
-    """Return whether all cards have all filters. Raises HypervisorError."""
+    """Return whether all cards have all necessary filters. Raises HypervisorError."""
     told = network_filters.last(_found(monitor))
     return all((kind, card) in told for card in cards for kind in _NEEDED)
 

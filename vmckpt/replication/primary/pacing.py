@@ -1,7 +1,8 @@
 """Choose the interval between epochs, and give the reason. Pure.
 
-An interval is the time from one capture to the next. If necessary, it is increased immediately and
-then reduced gradually, but output never waits longer than necessary.
+An interval is the time from one capture to the next. A slow epoch increases the interval at once,
+and this effect then decays. An automatic interval also grows gradually while the guest sends
+nothing; once output has waited, the interval is as short as possible again.
 """
 
 import math
@@ -59,7 +60,7 @@ class Cycle:
     busy: Seconds
     """Time from the pause to the acknowledgement: compressing, sending, waiting for the backup."""
     output_waited: int
-    """Number of the guest's packets that waited for the epoch."""
+    """Number of packets that waited for the epoch, at the network card that has the most."""
     bytes: Bytes
     """Bytes sent for the epoch."""
 

@@ -1,4 +1,4 @@
-"""The objects that the primary's loop works with, and what it does to the guest."""
+"""The objects that the primary's loop works with, and its actions on the guest."""
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -46,13 +46,16 @@ class Devices(Protocol):
         check; otherwise ()."""
 
     def accept(self) -> None:
-        """Record that the standby has the devices of the last full check."""
+        """Record that the standby has the devices of the last full check. Raises OSError."""
 
     def same(self) -> bool:
-        """Return whether the devices still match the standby's. Takes down new cards' links."""
+        """Return whether the devices still match the standby's. Takes down new cards' links.
+
+        Raises HypervisorError, OSError.
+        """
 
     def still(self) -> bool:
-        """Return whether the device names match those of the standby: a quick check."""
+        """Like `same`, but a quick check that compares only the names of the devices."""
 
 
 class ProtectedGuest(Protocol):
@@ -74,7 +77,7 @@ class ProtectedGuest(Protocol):
         """
 
     def resume(self) -> None:
-        """Resume the guest after a failed switchover, if it was paused for the switchover."""
+        """Resume the guest if a switchover or an incomplete epoch has left it paused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class Sender:
         self._tally = Tally()
 
     def memory(self, number: int, changed: Sequence[Changed]) -> None:
-        """Send changed pages, and pages that the backup lacks, as a part of epoch `number`.
+        """Send changed pages, and pages that the backup lacks, as parts of epoch `number`.
 
         Raises ConnectionLost.
         """
@@ -65,10 +65,11 @@ class Sender:
         self, number: int, epoch: Epoch, previous: bytes | None, *, base: int, final: bool,
         taken: float,
     ) -> None:  # fmt: skip
-        """Send the device state, as a difference from the previous one, and the end of the epoch.
+        """Send the device state, as a difference from `previous`, and the end of the epoch.
 
         `previous`: the state that the backup has; None: unknown. `base`: the last acknowledged
-        epoch. `final`, `taken`: see EpochEnd. Raises ConnectionLost.
+        epoch. `final`, `taken`: see EpochEnd. Raises ConnectionLost, and ValueError for a device
+        state above `page_codec.MOST_STATE`.
         """
         self._part(DeviceState(epoch=number, data=page_codec.encode_state(epoch.state, previous)))
         seal = EpochEnd(

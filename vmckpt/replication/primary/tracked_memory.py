@@ -3,12 +3,13 @@
 Neither a copy of the memory nor shared memory is needed, and the pause depends on the pages that
 were written, not on the size of the memory.
 
-Pages are protected only while the guest is paused. QEMU has then completed all disk requests. The
-kernel writes data that it reads with O_DIRECT to pages that it has pinned before, without looking
-at their protection; such a write to a page that was protected meanwhile would be missed.
+Write protection is applied only while the guest is paused. QEMU has then completed all disk
+requests. The kernel writes data that it reads with O_DIRECT to pages that it has pinned before,
+and ignores their write protection; such a write to a page that was protected meanwhile would be
+missed.
 
-A page is *stale* from the moment in which a scan finds it written until it is sent. A failed
-capture therefore loses nothing: the next one copies all stale pages.
+A page is *stale* if a scan has found it written, or if the backup may lack it, until it is sent. A
+failed capture therefore loses nothing: the next capture copies all stale pages.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +49,7 @@ HOT_MOVE = 1024 * MIB >> 12
 The memory is allocated as it is used.
 """
 _ARENA = 64 * MIB >> 12
-"""Pages for which memory is kept from one epoch to the next."""
+"""Maximum number of pages of a block for which memory is kept from one epoch to the next."""
 _NONE: Numbers = np.zeros(0, dtype=np.intp)
 _NO_PAGES: Pages = np.zeros((0, PAGE // 8), dtype=np.uint64)
 
@@ -58,7 +59,8 @@ class MemoryBlock:
     """A block of the guest's memory in QEMU's address space."""
 
     name: str
-    """The name of its memory backend, if it has one, as in `query-memdev`."""
+    """ID of the block's memory backend, as in `query-memdev`; without a backend, QEMU's name of
+    the block."""
     range: MemoryRange
     file: MemoryFile | None = None
     """The shared file that backs the block; None if the memory is private to QEMU."""
@@ -67,7 +69,7 @@ class MemoryBlock:
 def blocks_of(found: RamBlocks, process: HeldProcess) -> list[MemoryBlock]:
     """Return the blocks to track: the guest's memory, then the private blocks.
 
-    Raises OSError if the process has ended.
+    Raises OSError, for example if the process has ended.
     """
     maps = Path(f"/proc/{process.pid}/maps").read_text()
 
@@ -110,7 +112,7 @@ class TrackedMemory:
         self._use({})
 
     def _use(self, known: Mapping[MemoryRange, _Block]) -> None:
-        """Read from the tracked blocks. `known`: what is known about some of them."""
+        """Prepare to read the tracked blocks. `known`: what is known about some of these blocks."""
         ranges = [one.range for one in self._tracked]
         self._memory = ProcessMemory(self._process, ranges)
         self._files = [one.file for one in self._tracked]
@@ -139,7 +141,7 @@ class TrackedMemory:
         pause(lambda: self._begin_tracking(new))
 
     def _begin_tracking(self, new: Sequence[int]) -> None:
-        """Protect the pages of new blocks while the guest is paused. `new`: their numbers."""
+        """Begin to track new blocks while the guest is paused. `new`: numbers of these blocks."""
         populated = [self._populated(index) for index in new]
         self._mark_written()
         # All of their pages counted as written. Pages without data are zero, as on the backup.
@@ -152,7 +154,7 @@ class TrackedMemory:
             self._tracking = True
 
     def prepare(self) -> None:
-        """Do nothing: pages can be protected only in the pause."""
+        """Do nothing: write protection can be applied only during the pause."""
 
     def begin(self) -> "Future[list[Changed]]":
         return thread_call.start(self._changes, name="scanning")
@@ -194,7 +196,7 @@ class TrackedMemory:
         return int(sum(np.count_nonzero(one.stale) for one in self._blocks))
 
     def _mark_written(self) -> None:
-        """Mark the pages as stale that the paused guest has written. Raises CannotTrack."""
+        """Mark the pages that the paused guest has written as stale. Raises CannotTrack."""
         try:
             found = self._writes.collect_all()
         except BaseException:  # what was found until then is not known

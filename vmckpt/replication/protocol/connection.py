@@ -46,7 +46,7 @@ _SILENT_MS = 5000
 
 
 class ConnectionLost(RemoteError):
-    """The connection between the agents is lost, or could not be established."""
+    """The connection between the agents is lost, cannot be established, or must be given up."""
 
 
 def make_identity(folder: Path) -> str:
@@ -122,10 +122,11 @@ def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SS
 
 
 def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSocket | None:
-    """Accept the next connection with the session's certificate; None after `limit`.
+    """Accept the next connection with the session's certificate; None if none comes in time.
 
     Handshakes of several peers run concurrently, so that a slow or silent peer does not delay other
-    peers. Raises OSError if the server is closed.
+    peers. A handshake that is in progress may take longer than `limit`. Raises OSError if the
+    server is closed.
     """
     with _Door(folder, server) as door:
         until = time.monotonic() + limit
@@ -167,9 +168,9 @@ class _Door:
         return any(one in self._spoke or now - at < _SPEAKS for one, at in self._since.items())
 
     def turn(self, limit: Seconds) -> ssl.SSLSocket | None:
-        """Continue all handshakes for at most `limit`. Returns a socket whose handshake is done.
+        """Continue all handshakes for at most `limit`.
 
-        Raises OSError.
+        Returns a socket whose handshake is complete; None: none is complete yet. Raises OSError.
         """
         for key, _ in self._select.select(min(limit, _TURN)):
             if key.fileobj is self._server:
@@ -275,7 +276,7 @@ class PeerConnection:
         self.heard = time.monotonic()
         """When data was last received, by time.monotonic()."""
         self.sent = self.received = 0
-        """Number of bytes, before encryption."""
+        """Number of bytes sent and received, without the overhead of TLS."""
         self._thread = threading.Thread(target=self._run, name="line", daemon=True)
         self._thread.start()
 
@@ -340,7 +341,7 @@ class PeerConnection:
         """Return the next message, which must be of this kind. Skips heartbeats.
 
         Raises WireError, and ConnectionLost, also if the other end refuses to continue, sends a
-        different message, or sends nothing within `limit`.
+        different message, or does not send this message within `limit`.
         """
         give_up = time.monotonic() + limit
         while (left := give_up - time.monotonic()) > 0:

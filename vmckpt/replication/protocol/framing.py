@@ -37,7 +37,7 @@ _BEGINNING = struct.Struct(">4sH")
 def parts(message: Message, *, token: int) -> tuple[bytes, bytes]:
     """Return the frame of a message in two pieces to send in order. A large body is not copied.
 
-    Raises TooLong for a body above `MOST`, and ValueError for a number that is out of range.
+    Raises TooLong for a body above `MOST`, and ValueError for an invalid value.
     """
     fixed, tail = body(message)
     length = len(fixed) + len(tail)
@@ -55,7 +55,7 @@ class Reader:
     """Finds the messages in received data, which may arrive in pieces of any size.
 
     `token`: the token that every frame must carry, or a function that returns whether to accept a
-    token. After an error, every further call raises the same error.
+    token. After an error, every further call of `feed` raises the same error.
     """
 
     def __init__(self, *, token: Callable[[int], bool] | int) -> None:
@@ -80,7 +80,7 @@ class Reader:
         raise self._broken
 
     def close(self) -> None:
-        """Handle the end of the connection. Raises CutOff if it is in the middle of a frame."""
+        """Handle the end of the connection. Raises CutOff if the last frame is incomplete."""
         if self._data:
             raise CutOff(f"the connection ended {len(self._data)} bytes into a message", hint=AGAIN)
 

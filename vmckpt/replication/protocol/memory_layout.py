@@ -29,7 +29,7 @@ class Dimm:
     """NUMA node of the guest."""
     slot: int
     address: int
-    """Where the guest sees the memory."""
+    """Guest physical address of the memory."""
 
     @classmethod
     def from_qmp(cls, told: Mapping[str, Any]) -> Self:
@@ -42,7 +42,7 @@ class Dimm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the standby's memory must be."""
+    """The layout that the standby's memory must have."""
 
     blocks: tuple[tuple[str, int], ...]
     """Name and size of each block, in bytes."""
@@ -85,5 +85,5 @@ def _dimm(told: Mapping[str, Any]) -> Dimm:
 
 def _number(told: object) -> int:
     if not isinstance(told, int) or isinstance(told, bool) or not 0 <= told < _MOST:
-        raise ValueError(f"{told!r} is not a number")
+        raise ValueError(f"{told!r} is not a valid number")
     return told

@@ -1,7 +1,7 @@
 """The messages between the agents of a protected guest, and the order of an epoch's parts. Pure.
 
-The body of a message consists of its numbers, big endian, followed by one field that takes up the
-rest. The epoch of a message is not in the body but in the frame (see `framing`).
+The body of a message consists of fields of fixed size, big endian, followed by at most one field
+that takes up the rest. The epoch of a message is not in the body but in the frame (see `framing`).
 """
 
 import math
@@ -43,7 +43,7 @@ class Replayed(WireError):
 
 
 class OutOfOrder(WireError):
-    """The epoch is not complete, or does not follow the last committed epoch."""
+    """A part of an epoch is missing or out of place, or the epoch does not follow the last one."""
 
 
 class TooNew(WireError):
@@ -62,7 +62,10 @@ class Hello:
     session: str
     """ID of the protection's session."""
     captured: int
-    """The last captured epoch; 0: no epoch was captured."""
+    """The last captured epoch, or 1 if it is unknown.
+
+    0: the backup must discard its epoch, and gets a first copy.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writes:
-    """Records of one disk's write log, compressed with zstd."""
+    """Writes to one disk, as records in the format of a write log, compressed with zstd."""
 
     kind: ClassVar[int] = 4
     epoch: int
@@ -189,7 +192,7 @@ class End:
 class MemoryLayout:
     """The blocks of memory that later messages refer to by their numbers.
 
-    The primary sends this after HelloAck, and once memory was plugged into the guest.
+    The primary sends this after HelloAck, and whenever memory was plugged into the guest.
     """
 
     kind: ClassVar[int] = 13
@@ -199,7 +202,7 @@ class MemoryLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutAck:
-    """The standby has these blocks of memory. Blocks that it did not have before are zero."""
+    """The standby has the blocks of the last MemoryLayout. New blocks are zero."""
 
     kind: ClassVar[int] = 14
 
@@ -226,7 +229,7 @@ Message: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The layout of a message's body: numbers, then one field that takes up the rest."""
+    """The layout of a message's body: fixed fields, then at most one that takes up the rest."""
 
     made: type[Message]
     fixed: struct.Struct

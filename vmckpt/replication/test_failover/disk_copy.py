@@ -17,7 +17,7 @@ from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 MARK = "vmckpt-test-"
-"""Prefix of the names of a test's jobs, exports and nodes."""
+"""Prefix of the IDs of a test's jobs and exports, and of the names of its nodes."""
 _TOP = "-top"
 _PATIENCE = Seconds(10.0)
 _TURN = 0.005
@@ -37,7 +37,7 @@ class Fleece:
 
     @property
     def name(self) -> str:
-        """Name of the job and the node, and ID of the export."""
+        """Name of the job and of the overlay's node, and ID of the export."""
         return f"{MARK}{self.number}"
 
 

@@ -27,8 +27,9 @@ def copy(
     """Return the XML of the copy, which gets `name` and `uuid`. `xml`: the standby's XML.
 
     `disks`: for each replicated disk, by name, an image for the copy, and the socket that serves
-    the disk's content under this name. `nvram`: the copy's NVRAM file, which replaces the
-    standby's. Raises ValueError if `xml` is not a domain, or lacks an element to be replaced.
+    the disk's content under this name. `session`: ID of the protection's session, for the mark
+    in the metadata. `nvram`: the copy's NVRAM file, which replaces the standby's. Raises ValueError
+    if `xml` is not a domain, or lacks an element to be replaced.
     """
     root = standby_xml.plain(xml)
     of = root.findtext("name", "")
@@ -51,7 +52,10 @@ def copy(
 
 
 def firmware(xml: str) -> str | None:
-    """Return the path of the guest's NVRAM file; None: the XML names no such file."""
+    """Return the path of the guest's NVRAM file; None: the XML names no such file.
+
+    Raises ValueError if `xml` is not a domain.
+    """
     return domain_xml.tree(xml, "domain").findtext("os/nvram", "").strip() or None
 
 

@@ -28,7 +28,7 @@ class _State(Enum):
 
 
 class LoopPause:
-    """A pause of the loop, which another thread requests; at most one at a time."""
+    """Pauses the backup's loop when another thread requests this; one request at a time."""
 
     def __init__(self, longest: Seconds = _LONGEST) -> None:
         """`longest`: maximum time for which the loop is paused."""

@@ -193,7 +193,7 @@ class Watchdog:
     def turn(self) -> bool:
         """Run one cycle, of at most `rules.TURN`.
 
-        Returns False if the protection is over, or if this process is a new spare.
+        Returns False if nothing is left to guard, or if this process is a new spare.
         """
         now = boottime()
         seen = self._look(now)
@@ -535,7 +535,8 @@ def _guard(facts: Facts, lock: int, armed: Callable[[], None]) -> None:
 def main() -> None:
     """Arm a watchdog in the background; with --stay, run it in this process.
 
-    The exit status is 1 if the watchdog could not be armed.
+    Does nothing if the directory already has a watchdog. The exit status is 1 if the watchdog could
+    not be armed.
     """
     facts = Facts.from_json(sys.stdin.read())
     if (lock := _locked(Path(facts.folder))) is None:

@@ -67,7 +67,7 @@ class WatchdogFacts:
     gone: float
     """When QEMU was first found gone; 0: it exists."""
     renewed: float
-    """When the last successful renewal was sent; 0: no lease is enforced."""
+    """When the last successful renewal was sent; 0: no lease is enforced; negative: it is lost."""
     lasts: float
     """How long a renewal is valid."""
     stopped: float
@@ -177,7 +177,7 @@ def _may_start(seen: WatchdogFacts, now: float, rules: Rules) -> bool:
 def _afterwards(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
     """Choose the action once QEMU is gone.
 
-    The agent is started, because the standby takes over only after the agent's report.
+    The agent is started to report the outcome, let the standby take over at once, and clean up.
     """
     if now > seen.gone + rules.leaves:
         return End("the guest's QEMU is gone, and vmckpt's agent has not ended the protection")
@@ -198,7 +198,7 @@ def _has_ended(renewed: float, lasts: float, now: float) -> bool:
 
 def _ended(renewed: float, lasts: float, now: float) -> str:
     if renewed < 0:
-        return "the lease is lost: the lease store reports another holder"
+        return "the lease is lost: the lease store does not grant it to this host"
     return (
         "the lease has ended: its last confirmed renewal was sent"
         f" {now - renewed:.2f} s ago and was valid for {lasts:.2f} s"

@@ -3,8 +3,8 @@
 Each value is eight aligned bytes, written and read by one instruction: `memoryview.cast` copies an
 item of eight bytes, and compilers use one load or store for this. So no process sees a partly
 written value. No two values need to be consistent with each other: a process's ID and start time
-are one value. The watchdog locks the page in memory. The file must not be removed or truncated
-while it is in use.
+are one value. Times are in seconds of CLOCK_BOOTTIME. The watchdog locks the page in memory. The
+file must not be removed or truncated while it is in use.
 """
 
 import mmap
@@ -86,7 +86,8 @@ class WatchdogPage:
 
     @property
     def renewed(self) -> float:
-        """When the last successful renewal was sent; 0: no lease is enforced."""
+        """When the last successful renewal was sent; 0: no lease is enforced; negative: it is
+        lost."""
         return self._times[_RENEWED]
 
     @renewed.setter

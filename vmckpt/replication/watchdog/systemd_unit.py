@@ -42,7 +42,7 @@ def name_of(folder: str) -> str:
 
 
 def unit_command(name: str, words: Sequence[str], told: bytes) -> list[str]:
-    """Return the command that starts a unit of that name. Pure.
+    """Return the command that starts the unit `name`. Pure.
 
     The unit runs the command `words` with `told` on standard input.
     """

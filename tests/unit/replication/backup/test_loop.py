@@ -235,7 +235,7 @@ def test_memory_for_which_there_is_no_room_is_refused_and_the_standby_stays(one:
     commit(line, ONE)
     one.standby.full = True
     line.send(MemoryLayout(data=Layout(blocks=(), dimms=(DIMM,)).to_bytes()))
-    assert "cannot get the guest's memory: beta has no free memory" in refusal(line)
+    assert "cannot match the guest's: beta has no free memory" in refusal(line)
     line, welcome = one.hello(captured=1)
     assert welcome.committed == 1
     commit(line, TWO)

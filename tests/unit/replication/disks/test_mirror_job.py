@@ -200,7 +200,7 @@ def test_a_log_without_any_room_is_seen_at_once_too(
         guest.write(0, b"x" * (LIMIT + MIB))
         guest.write(0, b"y" * MIB)
         guest.wait()
-    with pytest.raises(mirror_job.MirrorEnded, match="has ended: no space"):
+    with pytest.raises(mirror_job.MirrorEnded, match="no longer works: no space"):
         mirror_job.begun(rig.qmp, JOB)
 
     assert rig.log.failed() == "No space left on device"

@@ -60,7 +60,7 @@ def test_its_own_acknowledgement_counts(wait: Wait) -> None:
 
 @pytest.mark.parametrize("number", [6, 8])
 def test_another_epochs_acknowledgement_is_none(wait: Wait, number: int) -> None:
-    with pytest.raises(ConnectionLost, match="sent Ack, not an acknowledgement"):
+    with pytest.raises(ConnectionLost, match="sent Ack, not the acknowledgement of epoch 7"):
         wait(Ack(epoch=number), Ack(epoch=7))
 
 

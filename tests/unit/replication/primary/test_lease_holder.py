@@ -226,7 +226,7 @@ def test_a_lost_lease_ends_the_guest_and_the_renewals(one: World) -> None:
         lease_holder.check()
         one.witness.holder = "beta"
         until(lambda: one.page.renewed == LOST)
-        with pytest.raises(LeaseLost, match="another host"):
+        with pytest.raises(LeaseLost, match="the lease is lost"):
             lease_holder.check()
         count = one.witness.count("renew")
         time.sleep(0.05)

@@ -198,7 +198,7 @@ def test_a_lease_that_is_lost_ends_the_guest_at_once(bench: Bench) -> None:
 
     assert until(lambda: dead(bench.qemu)) < lost + PROMPT
     until((bench.folder / watchdog_process.KILLED).exists)
-    assert "another holder" in (bench.folder / watchdog_process.KILLED).read_text()
+    assert "does not grant it to this host" in (bench.folder / watchdog_process.KILLED).read_text()
 
 
 def test_after_a_frozen_machine_the_guest_dies_at_once(bench: Bench) -> None:
