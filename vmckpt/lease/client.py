@@ -201,7 +201,7 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
         role, holder, lives = row
         if holder is not None and lives and not force:
             raise LeaseRefused(
-                f"{holder} holds the lease on guest {guest} and renewed it just now",
+                f"{holder} holds the lease on guest {guest}, and the lease has not expired",
                 hint="end the protection with vmckpt unprotect first",
             )
         connection.execute(

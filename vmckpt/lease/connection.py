@@ -179,7 +179,7 @@ class LeaseConnection:
     def _silent(self) -> LeaseUnreachable:
         return LeaseUnreachable(
             f"the lease store did not answer within {show_seconds(self._limit)}",
-            hint="check that PostgreSQL is running and reachable from here",
+            hint="check that PostgreSQL is running and reachable from both hosts of the guest",
         )
 
     def _one_line(self, error: Exception) -> str:

@@ -80,7 +80,7 @@ class PrimaryStatus:
     def enforced(self, by: str, why_not: str | None) -> None:
         """Record the method that kills the guest when its lease ends.
 
-        `why_not`: why the kernel does not kill it; None if the kernel does.
+        `why_not`: why the kernel does not kill the guest; None: the kernel kills the guest.
         """
         with self._lock:
             self._told["enforced_by"] = by

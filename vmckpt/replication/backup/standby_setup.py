@@ -224,7 +224,7 @@ def adopt(session: Session, folder: Path) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether the guest is running, or was about to run, on this host; see `adopt`."""
+    """Return whether `adopt` was called: the guest was at least about to run on this host."""
     return (folder / _OURS).exists()
 
 

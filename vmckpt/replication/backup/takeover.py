@@ -15,7 +15,7 @@ class Step(StrEnum):
 
     WAIT = "wait"
     ASK = "ask"
-    """Ask the lease store whether the primary's lease has expired."""
+    """Ask the lease store for the lease, which it grants once the primary's lease has expired."""
     RUN = "run"
     """Run the guest on this host."""
 

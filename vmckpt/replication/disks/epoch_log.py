@@ -129,7 +129,7 @@ class WriteLog:
             first += length
 
     def consume(self, end: int) -> None:
-        """Free the log before offset `end`, once the backup has it; waiting writes then continue.
+        """Free the log before offset `end`, which is not needed any more; waiting writes continue.
 
         Raises DiskLogError, and ValueError if `end` is before the consumed or beyond the written
         offset.

@@ -111,7 +111,8 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
             )  # fmt: skip
         except FileNotFoundError:
             raise DiskLogError(
-                "nbdkit is not installed on this host", hint=f"install {' and '.join(PACKAGES)}"
+                "nbdkit is not installed on the guest's host",
+                hint=f"install {' and '.join(PACKAGES)} on that host",
             ) from None
         except subprocess.TimeoutExpired:
             raise DiskLogError(f"nbdkit did not start within {_STARTS:g} s") from None
@@ -120,7 +121,7 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
             lines = said.read(4096).decode(errors="replace").strip().splitlines()
             raise DiskLogError(
                 f"nbdkit did not start: {lines[-1] if lines else f'status {done.returncode}'}",
-                hint=f"check that {' and '.join(PACKAGES)} are installed",
+                hint=f"check that {' and '.join(PACKAGES)} are installed on the guest's host",
             )
 
 

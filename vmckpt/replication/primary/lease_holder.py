@@ -28,7 +28,7 @@ from vmckpt.util import atomic_file
 
 BEAT = Seconds(0.1)
 HUNG = Seconds(3.0)
-"""A libvirt call that has lasted this long is considered hung."""
+"""A call to libvirt or QEMU that has lasted this long is considered hung."""
 _TOKEN, _CHANGING = "token", "token-changing"
 _WITHOUT_LEASE = Seconds(1.0)
 _AGAIN = Seconds(0.2)
@@ -48,8 +48,9 @@ class Enforcer(Protocol):
 
 
 class LeaseHolder:
-    """The lease of the primary. Inside the block, it is renewed and the guest may run on this host.
+    """The lease of the primary.
 
+    Inside the block, the lease is renewed, and the guest may run on this host until `lost` is set.
     Use as `with LeaseHolder(...) as lease`. Without a lease store (`lease` is None), this object
     only sends heartbeats and restarts the watchdog if needed.
     """
@@ -59,9 +60,10 @@ class LeaseHolder:
         note: Callable[[], dict[str, Any]], lives: Callable[[], bool],
         restart_watchdog: Callable[[], None] = lambda: None, enforcer: Enforcer | None = None,
     ) -> None:  # fmt: skip
-        """`note`: returns the status to send in heartbeats; `lives`: returns whether the guest's
-        QEMU is running; `restart_watchdog`: starts the watchdog if it is gone; `enforcer`: None if
-        the kernel cannot enforce the lease.
+        """`folder`: the protection's directory, which keeps the token; `holder`: this host's name;
+        `note`: returns the status to send in heartbeats; `lives`: returns whether the guest's QEMU
+        is running; `restart_watchdog`: starts the watchdog if it is gone; `enforcer`: None if the
+        kernel cannot enforce the lease.
         """
         self._lease, self._folder, self._page, self._note = lease, folder, page, note
         self._lives, self._enforcer = lives, enforcer
@@ -75,7 +77,7 @@ class LeaseHolder:
         self.line: PeerConnection | None = None
         """The connection for heartbeats; None: not connected."""
         self.lost: str | None = None
-        """Why the guest may no longer run on this host; None: it may run."""
+        """Why the guest may no longer run on this host; None: the guest may run."""
         self.acquired = False
         """The lease was newly acquired, so an earlier standby can never take over."""
         self._validated = False
@@ -133,7 +135,7 @@ class LeaseHolder:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Mark a call to QEMU. If it hangs, the guest cannot serve clients, and renewals stop."""
+        """Mark a call to libvirt or QEMU in the block. If the call hangs, renewals stop."""
         before = self._busy
         self._busy = time.monotonic() if before is None else before
         try:
@@ -160,7 +162,7 @@ class LeaseHolder:
         return self._client is None or self._validated
 
     def validate(self) -> None:
-        """Record that the backup has a complete epoch, so it may take over.
+        """Record that the backup has a complete epoch, so that the backup may take over.
 
         From then on, the watchdog kills the guest when this host's lease ends. May be repeated.
         Raises VmckptError.

@@ -200,7 +200,7 @@ class Primary:
     def _run_unprotected(self, why: str) -> bool:
         """Record the standby as invalid, then run unprotected.
 
-        Returns False if running unprotected is not permitted yet, or if recording it fails.
+        Returns False if running unprotected is not permitted yet, or if the record fails.
         """
         parts = self._parts
         self._valid = False

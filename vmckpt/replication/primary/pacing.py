@@ -26,7 +26,7 @@ _START = Seconds(0.1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacingTerms:
-    """The limits that the operator sets. Raises ValueError for impossible values."""
+    """The limits of the interval between epochs. Raises ValueError for impossible values."""
 
     interval: Seconds | None
     """Fixed interval; None: automatic, as short as `slowdown` permits while the guest is sending.
@@ -36,7 +36,7 @@ class PacingTerms:
     slowdown: float = 0.10
     """Automatic interval: the maximum share of the guest's time that pauses may take, 0 to 1."""
     relaxed: float = 4.0
-    """Automatic interval: the factor by which it may grow while no output is waiting."""
+    """The factor by which an automatic interval may grow while no output is waiting."""
 
     def __post_init__(self) -> None:
         if not 0 < self.floor <= self.ceiling < math.inf:

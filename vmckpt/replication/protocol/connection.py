@@ -122,7 +122,7 @@ def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SS
 
 
 def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSocket | None:
-    """Accept the next connection with the session's certificate; None if none comes in time.
+    """Accept the next connection with the session's certificate. Returns None after `limit`.
 
     Handshakes of several peers run concurrently, so that a slow or silent peer does not delay other
     peers. A handshake that is in progress may take longer than `limit`. Raises OSError if the

@@ -229,7 +229,7 @@ Message: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The layout of a message's body: fixed fields, then at most one that takes up the rest."""
+    """The layout of a message's body: fixed fields, then at most one field for the rest."""
 
     made: type[Message]
     fixed: struct.Struct
@@ -379,7 +379,7 @@ class Order:
             raise
 
     def discard(self) -> None:
-        """Discard the open epoch, for example after the connection was lost: it is sent again."""
+        """Discard the open epoch, as when the connection is lost: the epoch is sent again."""
         self.open = None
         self._tally = Tally()
 

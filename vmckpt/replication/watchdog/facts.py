@@ -37,7 +37,7 @@ class Facts:
     folder: str
     rules: Rules = field(default_factory=Rules)
     resumable: Resumable | None = None
-    """How to resume the guest; None: it is never paused for an epoch (a standby, for example)."""
+    """How to resume the guest; None: the watchdog does not resume the guest."""
     pair: bool = False
     """The watchdog keeps a spare watchdog running."""
 

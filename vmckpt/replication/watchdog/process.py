@@ -54,13 +54,13 @@ _SPARE_AGAIN = 0.2
 
 
 class WatchdogFailed(VmckptError):
-    """The watchdog could not be armed; without it the lease is not enforced."""
+    """The guest's watchdog could not be started."""
 
 
 def hold(known: int) -> HeldProcess | None:
-    """Open a process by its `shared_page.identity`; None if it no longer exists. Raises OSError.
+    """Open a process by its `shared_page.identity`; None if the process no longer exists.
 
-    The caller must close it.
+    The caller must close the returned object. Raises OSError.
     """
     try:
         process = HeldProcess(process_of(known))

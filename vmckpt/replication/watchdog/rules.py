@@ -67,7 +67,10 @@ class WatchdogFacts:
     gone: float
     """When QEMU was first found gone; 0: it exists."""
     renewed: float
-    """When the last successful renewal was sent; 0: no lease is enforced; negative: it is lost."""
+    """When the last successful renewal was sent.
+
+    0: no lease is enforced; negative: the lease is lost.
+    """
     lasts: float
     """How long a renewal is valid."""
     stopped: float

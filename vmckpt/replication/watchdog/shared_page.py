@@ -86,8 +86,10 @@ class WatchdogPage:
 
     @property
     def renewed(self) -> float:
-        """When the last successful renewal was sent; 0: no lease is enforced; negative: it is
-        lost."""
+        """When the last successful renewal was sent.
+
+        0: no lease is enforced; negative: the lease is lost.
+        """
         return self._times[_RENEWED]
 
     @renewed.setter
@@ -138,7 +140,7 @@ class WatchdogPage:
     def guarded(self) -> float:
         """When the watchdog last ran a cycle; 0: never.
 
-        If it is too long ago, the agent restarts the watchdog.
+        If the last cycle is too long ago, the agent restarts the watchdog.
         """
         return self._times[_GUARDED]
 
