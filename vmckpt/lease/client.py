@@ -321,11 +321,11 @@ class LeaseClient:
         return self._token("invalidate(%s, %s, %s)", token, self._holder, claim)
 
     def hand_over(self, token: int, to: str) -> int:
-        """Give the lease to the host `to` at once, for a planned switchover. Returns the new token.
+        """Give the lease to the host `to` at once. Returns the new token.
 
-        The guest on this host must be paused for good before this call. If there is no answer, the
-        guest must stay paused until this call or `invalidate` succeeds. Raises LeaseRefused if the
-        standby is not valid, LeaseUnreachable, LeaseLost.
+        Before this call, the guest on this host must be paused for good, or its QEMU must be gone.
+        If there is no answer, the guest must not run until this call or `invalidate` succeeds.
+        Raises LeaseRefused if the standby is not valid, LeaseUnreachable, LeaseLost.
         """
         claim = f"{self._name} hand over to {to} {token}"
         told = self._ask("hand_over(%s, %s, %s, %s)", token, self._holder, to, claim)

@@ -46,7 +46,7 @@ class Epoch:
     """A captured epoch."""
 
     changed: Sequence[Changed]
-    """The changes in each memory file."""
+    """The changes in each block of memory."""
     state: bytes
     """Device state, as QEMU wrote it."""
     ends: tuple[int, ...]

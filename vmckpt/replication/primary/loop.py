@@ -79,7 +79,7 @@ class Flight:
     number: int
     epoch: Epoch
     flags: list[Flags]
-    """Flags of the epoch's pages, one entry per memory file."""
+    """Flags of the epoch's pages, one entry per block of memory."""
 
 
 class Switched(Exception):
@@ -149,7 +149,7 @@ class Primary:
 
         The standby must be invalid before the output of any epoch that it lacks is released.
         """
-        why = "QEMU's filter that buffered a card's output is gone; the standby is being rebuilt"
+        why = "QEMU's filter that buffered a card's output is gone; the standby must be rebuilt"
         while not self._run_unprotected(why) and not self._parts.requests.has(Request.END):
             self._keep()  # for the remaining filters
             self._parts.requests.wait(_AGAIN)

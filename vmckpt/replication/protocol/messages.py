@@ -80,12 +80,12 @@ class HelloAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """Pages of one memory file, encoded by `page_codec.encode`."""
+    """Pages of one block of memory, encoded by `page_codec.encode`."""
 
     kind: ClassVar[int] = 3
     epoch: int
     file: int
-    """Number of the memory file, from 0."""
+    """Number of the block of memory, from 0; see MemoryLayout."""
     data: bytes
 
 
@@ -152,7 +152,7 @@ class Digests:
 
     kind: ClassVar[int] = 9
     file: int
-    """Number of the memory file, from 0; for a disk, -1 minus the disk's number."""
+    """Number of the block of memory, from 0; for a disk, -1 minus the disk's number."""
     first: int
     """Number of the first page or piece."""
     data: bytes
