@@ -35,7 +35,7 @@ class Seen:
     """A failover was requested. For a guest that is being migrated, only the controller requests a
     failover, after it has confirmed that the source handed the guest over."""
     final: bool
-    """The last committed epoch was the final one of a planned switchover."""
+    """The last committed epoch is the final epoch of a planned switchover."""
     handed_over: bool
     """The primary has reported that it handed the guest over."""
     moves: bool = False

@@ -55,7 +55,7 @@ class Filter:
 
     @property
     def next(self) -> Self:
-        """The filter that replaces this one."""
+        """The filter that replaces this filter."""
         return type(self)(self.kind, self.card, self.place + 1)
 
 

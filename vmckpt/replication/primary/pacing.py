@@ -54,7 +54,7 @@ class Cycle:
     """The measurements of one epoch. Raises ValueError for impossible times."""
 
     interval: Seconds
-    """The interval in force: from the previous capture to this one."""
+    """The interval in force: from the previous capture to this capture."""
     pause: Seconds
     """How long the guest was paused."""
     busy: Seconds

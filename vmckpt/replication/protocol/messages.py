@@ -43,7 +43,7 @@ class Replayed(WireError):
 
 
 class OutOfOrder(WireError):
-    """A part of an epoch is missing or out of place, or the epoch does not follow the last one."""
+    """An epoch has missing or misplaced parts, or does not follow the last committed epoch."""
 
 
 class TooNew(WireError):
