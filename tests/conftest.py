@@ -1,4 +1,5 @@
 import gc
+import os
 import re
 import signal
 import sys
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 from tests.support import schemas
 from vmckpt.cli import output
+from vmckpt.journal import systemd_log
 from vmckpt_lab import lab
 
 # By the clock an example takes as long as whoever has the cores leaves it.
@@ -21,6 +23,9 @@ settings.load_profile("vmckpt")
 # Of a shell's background, or under nohup, what tests start would ignore these for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Operations of tests do not belong in this machine's log. Processes that tests start inherit this.
+os.environ[systemd_log.VARIABLE] = "none"
 
 # A process builds its commands once, but here thousands of them run in one process.
 for _name in ("get_command", "get_group"):

@@ -15,6 +15,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.records import FORGOTTEN, MIGRATE, WHOLE_HOST, Operation, RequestKind
+from vmckpt.journal.systemd_log import SystemdLog
 from vmckpt.migration import service
 from vmckpt.migration.cancellable import cancellable
 from vmckpt.migration.plan import locate
@@ -132,6 +133,7 @@ def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
         operation = journal.operation(job)
         journal.take_over(operation)
         journal.finish(operation.id, Outcome.UNKNOWN, {FORGOTTEN: controller_identity.asked_by()})
+    SystemdLog(operation.id, operation).ended(Outcome.UNKNOWN, None)
     ended = Settled(truth="ended at your request; no host was contacted", outcome=Outcome.UNKNOWN)
     return Recovered(operation=operation, settled=ended)
 

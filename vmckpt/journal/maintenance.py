@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vmckpt.errors import BadInput, Blocked, JournalError
 from vmckpt.journal import controller_identity, jobs, location
 from vmckpt.journal.records import MAINTENANCE, NewOperation, Operation
+from vmckpt.journal.systemd_log import SystemdLog
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 
@@ -103,6 +104,7 @@ def enter(host: str, why: str) -> tuple[Held, bool]:
         new = NewOperation(kind=MAINTENANCE, guest=host, source=host, detail={"why": why})
         id_ = journal.begin(new)
         journal.entrust(id_, "the journal")
+        SystemdLog(id_, new).began(controller_identity.asked_by())
         return _held(journal.operation(id_)), True
 
 
@@ -117,6 +119,7 @@ def leave(host: str) -> Held:
             raise BadInput(f"{host} is not in maintenance", hint="run vmckpt maintenance list")
         for one in found:  # two controllers may have put the host in maintenance simultaneously
             journal.finish(one.job, Outcome.COMPLETED, {"ended_by": controller_identity.asked_by()})
+            SystemdLog(one.job, journal.operation(one.job)).ended(Outcome.COMPLETED, None)
         return found[0]
 
 

@@ -39,6 +39,7 @@ from vmckpt.journal.records import (
     StoredStep,
 )
 from vmckpt.journal.serialization import as_record
+from vmckpt.journal.systemd_log import SystemdLog
 from vmckpt.lease import controller_lease
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.controller_lease import Fence, guest_resource
@@ -89,7 +90,9 @@ def begin(
     except BaseException:
         journal.close()
         raise
-    return Recorder(journal, id_, warn, clock=clock, beaten=beaten)
+    log = SystemdLog(id_, new)
+    log.began(controller_identity.asked_by())
+    return Recorder(journal, id_, warn, clock=clock, beaten=beaten, log=log)
 
 
 def resumed(
@@ -113,8 +116,10 @@ def resumed(
         journal.close()
         raise
     began = Seconds(clock() - max(0.0, age))
+    log = SystemdLog(operation.id, operation)
+    log.taken_over()
     return Recorder(
-        journal, operation.id, warn, clock=clock, beaten=beaten, began=began, fence=fence
+        journal, operation.id, warn, clock=clock, beaten=beaten, began=began, fence=fence, log=log
     )
 
 
@@ -147,12 +152,14 @@ class Recorder:
         beaten: Seconds | None = None,
         began: Seconds | None = None,
         fence: Fence | None = None,
+        log: SystemdLog | None = None,
     ) -> None:
         self.id = id_
         """The job's ID; None: the journal is turned off."""
         self.fence = fence
         """The lease on the guest, once acquired."""
         self._journal = journal
+        self._log = log
         self._warn = warn
         self._warned = False
         self._clock = clock
@@ -363,6 +370,8 @@ class Recorder:
                 self._waiting = batch.then(self._waiting)
             raise
         self._ended = self._ended or batch.ending is not None
+        if self._log is not None:
+            self._log.take(batch)
 
     def _collect(self) -> Batch:
         with self._lock:
