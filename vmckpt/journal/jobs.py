@@ -173,7 +173,7 @@ def job(journal: "Journal", name: str) -> JobDetail:
 
 
 def past_snapshots(guest_uuid: str) -> Sequence[Operation]:
-    """Return a guest's ended snapshot jobs, the latest first; empty if there is no journal."""
+    """Return a guest's ended snapshot jobs, the latest first; empty if no journal can be read."""
     try:
         with open_journal() as journal:
             return journal.snapshots(guest_uuid)
@@ -184,7 +184,7 @@ def past_snapshots(guest_uuid: str) -> Sequence[Operation]:
 def past_moves(source: str, target: str) -> Sequence[PastMove]:
     """Return ended migrations from `source` to `target`, the latest first.
 
-    Returns an empty sequence if there is no journal.
+    Returns an empty sequence if no journal can be read.
     """
     try:
         with open_journal() as journal:
@@ -395,7 +395,7 @@ def _wait(
 def unattended(
     operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]
 ) -> OrphanedJobs:
-    """Build the error for a request to an orphaned job. The hint is an equivalent command."""
+    """Build the error for a request to an orphaned job. The hint is the command to run."""
     controller = operation.controller
     seen = controller_identity.is_alive(controller) is not None
     gone = "is no longer running" if seen else "has sent no heartbeat lately"

@@ -124,7 +124,7 @@ def leave(host: str) -> Held:
 
 
 async def settle(case: "OrphanedJob", policies: object) -> Settled:
-    """See recovery.Handler. Only an operator ends maintenance; recovery does not."""
+    """Leave the host in maintenance, which only an operator ends. See recovery.Handler."""
     del policies
     if case.recorder is not None:
         case.recorder.entrust("the journal")

@@ -424,7 +424,7 @@ class JournalStepLog:
         self._open[seq] = step
 
     async def refused(self, step: str) -> None:
-        """See operator_requests.StepLog."""
+        """Record that a step failed. See operator_requests.StepLog."""
         await self._conclude(max(seq for seq, name in self._open.items() if name == step), _FAILED)
 
     async def _conclude(self, seq: int, state: StepState) -> None:
@@ -452,12 +452,12 @@ class JournalStepLog:
         return bool(self._open)
 
     def take_requests(self) -> list[Request]:
-        """See operator_requests.StepLog. Raises LeaseLost if another controller has taken over."""
+        """Return new requests. Raises LeaseLost if another controller has taken over."""
         self._recorder.check()
         return self._recorder.take_requests()
 
     def answer(self, request: Request, *, ok: bool, text: str) -> None:
-        """See operator_requests.StepLog."""
+        """Record the answer to a request. See operator_requests.StepLog."""
         self._recorder.answer(request, ok=ok, text=text)
 
 

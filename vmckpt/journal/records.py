@@ -262,7 +262,7 @@ class Request:
     asked_by: str
     asked_at: float
     taken_at: float | None
-    """When the controller took the request; None: it has not taken it yet."""
+    """When the controller took the request; None: not taken yet."""
     answered_at: float | None
     ok: bool | None
     """Whether the request was carried out; None: not answered yet."""

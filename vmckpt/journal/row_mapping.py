@@ -90,7 +90,7 @@ def operation(row: RowMapping) -> Operation:
 
 
 def request(row: RowMapping) -> Request:
-    """Convert a row of `requests`. Its columns are the fields of `Request`."""
+    """Convert a row of `requests`. The row's columns are the fields of `Request`."""
     return Request(**row)
 
 

@@ -16,7 +16,7 @@ from vmckpt.journal.records import MAINTENANCE, WHOLE_HOST, Batch, NewOperation,
 from vmckpt.model.migration import Outcome
 
 VARIABLE = "VMCKPT_JOURNALD"
-"""The path of journald's socket, or "none" to log nothing."""
+"""Environment variable with the path of journald's socket, or "none" to log nothing."""
 _SOCKET = "/run/systemd/journal/socket"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 

@@ -43,7 +43,10 @@ def numbers(values: Mapping[str, Any]) -> str:
 
 
 def time_left(low: Seconds | None, high: Seconds | None, *, converging: bool | None) -> str:
-    """Format the time left: "3 to 5 s", "at least 3 s", "not converging" or "not known yet"."""
+    """Format the time left.
+
+    The forms are "about 3 s", "3 to 5 s", "at least 3 s", "not converging" and "not known yet".
+    """
     if converging is False:
         return "not converging"
     if low is None:
@@ -56,7 +59,7 @@ def time_left(low: Seconds | None, high: Seconds | None, *, converging: bool | N
 
 
 def clock(at: float, now: float) -> str:
-    """Format a time as local time. If the time is not today, show the date.
+    """Format a time as local time: today's as time of day, other times with their date.
 
     `at` and `now`: seconds since 1970.
     """

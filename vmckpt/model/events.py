@@ -61,7 +61,7 @@ class Copied:
     """Progress of a snapshot."""
 
     phase: str
-    """What is being done: "capture" or "store"."""
+    """What is being done: "capture", "store", "copy", "export", …"""
     done: Bytes
     total: Bytes | None
     """The total number of bytes; None: unknown."""

@@ -289,7 +289,7 @@ def two_copies(
 
 
 def merged(*several: Iterable[Copies]) -> tuple[Copies, ...]:
-    """Merge entries, and return one for each guest, with all its hosts and the first reason."""
+    """Merge entries. Returns an entry for each guest, with all its hosts and the first reason."""
     known: dict[str, Copies] = {}
     for some in several:
         for one in some:

@@ -22,9 +22,9 @@ class Ending(StrEnum):
     """What happened to the guest and its checkpoint after a guarded command."""
 
     KEPT = "kept"
-    """The command succeeded; the checkpoint was kept."""
+    """The command and the checks succeeded; the checkpoint was kept."""
     DROPPED = "dropped"
-    """The command succeeded; the checkpoint was deleted."""
+    """The command and the checks succeeded; the checkpoint was deleted."""
     BACK = "back"
     """The guest was rolled back to the checkpoint, which was kept."""
 
@@ -53,7 +53,7 @@ class GuardResult:
 
     ending: Ending
     why: str
-    """What went wrong; empty if the command succeeded."""
+    """What went wrong with the command or the guest; empty if nothing went wrong."""
     stopped: bool
     """Whether the operator interrupted the command."""
     command: int

@@ -36,7 +36,7 @@ def between_failures(
 
     `watched` is the observed time. One failure in `prior` is added to the observation, so that an
     observation that is short or without failures does not dominate the estimate. Raises ValueError
-    if a time or count is negative.
+    if a time or count is negative, or if `prior` is 0.
     """
     if watched < 0 or failures < 0 or not prior > 0:
         raise ValueError("times and failures cannot be negative")

@@ -16,11 +16,11 @@ _MOST = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCards:
-    """The network cards of a running guest that must be replaced, or were."""
+    """The network cards of a running guest that must be replaced, or were replaced."""
 
     cards: tuple[CardReport, ...]
     refused: str | None = None
-    """Why they cannot be replaced; None if no reason is known."""
+    """Why the cards cannot be replaced; None if no reason is known."""
     state: CardState = CardState.NOTHING
     """The state of a card whose replacement was interrupted."""
 
@@ -46,7 +46,9 @@ async def look(host: Host, guest: str, caller: Caller) -> LiveCards:
 
 
 async def replace(host: Host, guest: str, caller: Caller) -> LiveCards:
-    """Replace these cards. If a card must not be lost, its error is not `undone`.
+    """Replace the cards of a guest (a UUID) whose output cannot be buffered.
+
+    If a card must not be lost, its error is not `undone`.
 
     Raises BadInput, GuestLocked, HypervisorError, RemoteError.
     """
@@ -57,7 +59,7 @@ async def replace(host: Host, guest: str, caller: Caller) -> LiveCards:
 
 
 async def finish(host: Host, guest: str, caller: Caller, *, dry: bool) -> CardState:
-    """Finish an interrupted replacement. Returns the state of the card before.
+    """Finish an interrupted replacement. Returns the state in which the card was found.
 
     `dry`: only inspect. Raises GuestLocked, HypervisorError, RemoteError.
     """

@@ -85,10 +85,11 @@ async def readiness(host: Host, name: str, caller: Caller, *, live: bool = False
 
 
 async def make_ready(host: Host, name: str, caller: Caller, *, live: bool = False) -> Readiness:
-    """Add what a guest's stored definition lacks. A running guest is not affected.
+    """Add what a guest's stored definition lacks.
 
-    `live`: also replace network cards of the running guest whose output cannot be buffered. Raises
-    BadInput, GuestLocked, HypervisorError, JournalError, LeaseLost, and if `live`, RemoteError;
+    `live`: also replace network cards of the running guest whose output cannot be buffered; without
+    it, a running guest is not affected. Raises BadInput, GuestLocked, HypervisorError,
+    JournalError, LeaseLost, and if `live`, RemoteError;
     OutcomeUnknown if it is not known whether the definition was changed.
     """
     async with Hypervisor(host) as hypervisor:
@@ -186,7 +187,10 @@ def _told(
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. libvirt stores a definition completely or not at all."""
+    """Recover an orphaned preparation; see recovery.Handler.
+
+    libvirt stores a definition completely or not at all.
+    """
     del policies
     uuid = case.operation.guest_uuid or case.operation.guest
     if case.step(Step.CARDS) is not None:

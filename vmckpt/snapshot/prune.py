@@ -52,7 +52,7 @@ class Survey:
     """The other snapshots, and why they are kept."""
     pins: frozenset[str]
     good: Mapping[str, bool | None] = field(default_factory=dict)
-    """Results of checks, by snapshot."""
+    """Whether each snapshot passed its last check, by ID; None or missing: unknown."""
 
     @property
     def schedules(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ _NEVER = Settled(truth="the operation had not started", outcome=Outcome.FAILED)
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler."""
+    """Recover an orphaned snapshot; see recovery.Handler."""
     del policies
     begun = case.step(Step.TAKE)
     told = _NEVER
@@ -35,7 +35,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
 
 
 async def settle_restore(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler."""
+    """Recover an orphaned restore; see recovery.Handler."""
     del policies
     begun = case.step(Step.RESTORE)
     told = _NEVER
@@ -177,7 +177,10 @@ def _order(case: OrphanedJob, begun: StoredStep) -> PutBackOrder:
 
 
 async def settle_guard(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. The guest is not rolled back, as the command may have succeeded."""
+    """Recover an orphaned guard; see recovery.Handler.
+
+    The guest is not rolled back, as the command may have succeeded.
+    """
     del policies
     begun = case.step(Step.GUARD)
     told = guard_verdict(
@@ -198,7 +201,7 @@ def guard_verdict(checkpoint: tuple[str, str] | None) -> Settled:
 
 
 async def settle_proof(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. The guest of the boot test is removed."""
+    """Remove the guest of an orphaned boot test; see recovery.Handler."""
     del policies
     begun = case.step(Step.PROOF)
     if begun is not None and not case.dry:
@@ -218,7 +221,10 @@ async def settle_proof(case: OrphanedJob, policies: Sequence[Policy]) -> Settled
 
 
 async def settle_service(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. The snapshots that the service was taking are separate operations."""
+    """Recover an orphaned scheduler; see recovery.Handler.
+
+    The snapshots that the service was taking are separate operations.
+    """
     del policies
     told = Settled(
         truth="the service has stopped", outcome=Outcome.FAILED, did=("release its schedules",)

@@ -175,7 +175,7 @@ class _Group:
         return replace(taken, warnings=(*member.late, *taken.warnings))
 
     async def _all_ended(self, tasks: Sequence["asyncio.Task[Taken]"]) -> None:
-        """Wait for all agents; at most `_GRACE` seconds after one of them has failed."""
+        """Wait for all agents; at most `_GRACE` seconds after a failure or cancellation."""
         gave_up = asyncio.create_task(self._cut.stop.wait())
         whole = asyncio.create_task(_ended(tasks))
         try:
@@ -189,7 +189,10 @@ class _Group:
     async def _failed(
         self, ended: Sequence[Taken | BaseException], taken: Sequence[Taken]
     ) -> BaseException:
-        """Delete the published snapshots and record outcomes. Returns the error to raise."""
+        """Return the error to raise. Delete the published snapshots, unless an error is unexpected.
+
+        If the outcome of a member is unknown, the outcomes of the other members are recorded.
+        """
         unexpected = [
             one
             for one in ended

@@ -25,7 +25,7 @@ class HostAnswer:
     runs: bool = False
     """Whether the guest is active on the host."""
     users: Mapping[str, User] | None = None
-    """Images of the host's other guests, by path."""
+    """Users of the images of the host's other guests, by path; None: the query failed."""
     error: str | None = None
 
 

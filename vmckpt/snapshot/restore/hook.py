@@ -29,8 +29,8 @@ def hook_env(public: Public, store: str, *, guest: str, uuid: str, host: str) ->
 async def run_hook(command: str, environment: Mapping[str, str], stop: asyncio.Event) -> int:
     """Run the hook on the controller. Its output goes to stderr.
 
-    Setting `stop` kills the hook, but does not undo the restore. Returns the hook's exit status, or
-    -N if signal N killed the hook.
+    Setting `stop` kills the hook, but does not undo the restore. Returns the hook's exit status, -N
+    if signal N killed the hook, or 127 if the shell cannot be started.
     """
     running = asyncio.create_task(Outside(quiet=True).shell(command, environment, None))
     stopped = asyncio.create_task(stop.wait())

@@ -23,7 +23,7 @@ from vmckpt.store.format.private_part import Private
 async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> tuple[str, ...]:
     """Check that a host can run a snapshot. Returns warnings.
 
-    Raises BadInput with all reasons why it cannot, and HypervisorError.
+    Raises BadInput with all blockers, and HypervisorError.
     """
     host = hypervisor.host.name
     try:
@@ -77,10 +77,13 @@ async def usable_bases(
     hypervisor: Hypervisor, public: Public, private: Private, request: RestoreRequest,
     unknown: str | None,
 ) -> dict[str, tuple[str, str, str]]:  # fmt: skip
-    """Return path, format and the reason against using it of each disk's base image.
+    """Return path, format, and why it must not be used, of the base image of each captured disk.
+
+    The reason is empty if the image may be used.
 
     QEMU reads a base image, and libvirt may change its owner, so it must be in a directory that the
-    guest may use. `unknown`: a host that did not report its images. Raises HypervisorError.
+    guest may use. `unknown`: a host that did not report its images; None: all did.
+    Raises HypervisorError.
     """
     found = domain_xml.bases(private.facts.domain_xml)
     captured = {disk.target for disk in private.facts.disks}

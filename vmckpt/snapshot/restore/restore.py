@@ -445,7 +445,7 @@ class _Restoring:
         """Stop the existing guest, because its images are replaced next.
 
         Writing the new images may have taken an hour, so all hosts are queried again. Raises
-        GuestLocked, HostUnreachable, TimedOut.
+        VmckptError.
         """
         await self.alone(plan, hosts)
         ends = await _in_the_way(self._hypervisor, plan, self._request)
@@ -465,7 +465,10 @@ class _Restoring:
             await self._gate.all_here(f"{plan.guest} {meanwhile}")
 
     async def let_go(self, plan: _Plan) -> str | None:
-        """Resume the guest after its whole group was restored. Returns a warning if that fails."""
+        """Resume the guest after its whole group was restored. Returns a warning if that fails.
+
+        Raises LeaseLost.
+        """
         try:
             self._step_log.check()
             await domains.resume(self._hypervisor, plan.uuid)

@@ -34,7 +34,7 @@ def ended(last: Pulse) -> str:
 def evaluate(pulses: Sequence[Pulse], *, agent: bool | None) -> HeartbeatResult:
     """Decide from samples, oldest first, whether a guest is alive.
 
-    `agent`: whether its guest agent answered; None if the guest had no guest agent when the
+    `agent`: whether its guest agent answered; None if no guest agent answered when the
     snapshot was taken.
     """
     first, last = pulses[0], pulses[-1]

@@ -42,7 +42,7 @@ class Checked:
     at: float
     good: bool
     what: str
-    """What was wrong; empty if nothing was."""
+    """What was wrong; empty if nothing was wrong."""
     by: str
     """The user and host that ran the check, such as "root@controller"."""
     signer: str

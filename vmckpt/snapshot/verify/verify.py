@@ -106,7 +106,10 @@ def read_contents(
 
 
 def misfits(private: Private, lengths: Lengths) -> Iterator[str]:
-    """Yield each contradiction between maps and chunk lengths. Unread chunks are ignored. Pure."""
+    """Yield each contradiction between the maps or stream parts and the chunk lengths. Pure.
+
+    Unread chunks are ignored.
+    """
     for region in private.regions:
         count = _too_short(region, lengths)
         if count:
