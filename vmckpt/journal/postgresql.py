@@ -104,8 +104,9 @@ class PostgresDatabase(Database):
     def _patient(self, engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
         """Run a transaction and return the result of `work`.
 
-        Retry it if the connection broke before the commit. `writes`: it changes something, so it is
-        not retried if its outcome is unknown.
+        The transaction is retried if the connection broke, or after a conflict with another
+        transaction. `writes`: it changes something, so it is not retried once its outcome is
+        unknown.
         """
         until, tried = time.monotonic() + self._patience, 0
         while True:

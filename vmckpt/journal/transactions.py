@@ -33,9 +33,9 @@ def guard(
 ) -> None:
     """Lock an operation, and verify that the caller may write to it.
 
-    `by` must be the operation's controller. `fence` must have the latest token of its lease. With
-    `active`, the operation must not have ended and must still hold the lease. Raises LeaseLost if a
-    condition is not met, and JournalError if there is no such operation.
+    If given, `by` must be the operation's controller, and `fence` must have the latest token of its
+    lease. With `active`, the operation must not have ended and must still hold the lease. Raises
+    LeaseLost if a condition is not met, and JournalError if there is no such operation.
     """
     table = schema.operations
     chosen = select(*_GUARDED).where(table.c.id == id_).with_for_update(key_share=True)

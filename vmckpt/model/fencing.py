@@ -296,7 +296,10 @@ def check_option(name: str, value: object) -> str:
 
 
 def told(device: FenceDevice, action: Action, password: str | None) -> bytes:
-    """Return the input for an agent. Raises ValueError as `check_option` does."""
+    """Return the input for an agent. Raises ValueError as `check_option` does.
+
+    `password`: replaces the password among the options; None: the options are used unchanged.
+    """
     options = {**device.options} if password is None else {**device.options, PASSWORD: password}
     lines = [f"{name}={check_option(name, value)}" for name, value in options.items()]
     # If an option is given twice, the agent uses the last one, so `action` comes last.

@@ -1,6 +1,6 @@
 """Determine whether two names in the inventory refer to one host. Pure.
 
-libvirt's host UUID alone does not tell: hosts that were cloned, or whose firmware has no UUID of
+libvirt's host UUID alone is not enough: hosts that were cloned, or whose firmware has no UUID of
 its own, can have the same one. One libvirtd also has one host name, one set of running guests, and
 one set of CPU counters, which only increase.
 """
@@ -73,7 +73,7 @@ class SameUuid:
 def judge(
     names: tuple[str, str], before: Sighting, other: Sighting, after: Sighting
 ) -> SameUuid | None:
-    """Compare two hosts; None if their UUIDs differ.
+    """Compare two hosts. Returns None if their UUIDs differ or are unknown.
 
     `before` and `after` are of the first host, and surround `other`, which is of the second: on one
     host, what `other` reports lies between them.
@@ -123,7 +123,7 @@ def left_out(found: Iterable[SameUuid]) -> frozenset[str]:
 
 
 def require_distinct(found: Sequence[SameUuid]) -> None:
-    """Raise InventoryError if two names are, or may be, one host. One host is reported first."""
+    """Raise InventoryError if two names are, or may be, one host. Certain cases come first."""
     for wrong in (True, None):
         for one in found:
             if one.one is wrong:

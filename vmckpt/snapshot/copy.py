@@ -112,7 +112,7 @@ class There(StrEnum):
 
 
 def there_already(store: Store, found: Manifest, data: bytes) -> There:
-    """Return whether a store already has this exact snapshot. `data` is its encoded manifest.
+    """Return the state of a snapshot in a store. `data` is the snapshot's encoded manifest.
 
     Raises BadInput if the store has a different snapshot with the same ID, and StoreError.
     """

@@ -42,8 +42,8 @@ def left_behind(past: Sequence[Operation], store: str, here: str) -> tuple[str, 
     """Return the other host that has a guest's parent state, and the guest's last snapshot. Pure.
 
     `past` are the guest's snapshots in the journal, latest first; `here` is the host on which the
-    guest is running now. Returns None if the last snapshot was taken here, or if this store has no
-    snapshot of the guest.
+    guest is running now. Returns None if the last snapshot was taken here, if its host or ID is
+    unknown, or if this store has no snapshot of the guest.
     """
     for one in past:
         if one.outcome != Outcome.COMPLETED or one.detail.get("store") != store:

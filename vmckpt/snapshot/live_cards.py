@@ -48,7 +48,7 @@ async def look(host: Host, guest: str, caller: Caller) -> LiveCards:
 async def replace(host: Host, guest: str, caller: Caller) -> LiveCards:
     """Replace the cards of a guest (a UUID) whose output cannot be buffered.
 
-    If a card must not be lost, its error is not `undone`.
+    If a card is unplugged or may still be released, the error's `undone` is false.
 
     Raises BadInput, GuestLocked, HypervisorError, RemoteError.
     """

@@ -87,8 +87,8 @@ class Port:
 def served(exports: Mapping[str, Export], place: Tcp) -> Iterator[Port]:
     """Serve exports at a loopback address, read-only; port 0 chooses a free port.
 
-    Raises BadInput if the address is not a loopback address, if it is in use, or if a required tool
-    is not installed, and OSError.
+    Raises BadInput if the address is not a loopback address or cannot be served, or if a required
+    tool is not installed, and OSError.
     """
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:

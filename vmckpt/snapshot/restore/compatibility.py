@@ -19,7 +19,7 @@ class Side:
     cpu_fits: bool | None = None
     """Whether the host can provide the guest's CPU; None if libvirt cannot compare the CPUs."""
     on_host: Mapping[str, bool] = field(default_factory=dict)
-    """Whether each boot file and each file in `drives` exists, if this was queried."""
+    """Whether each queried file exists: boot files, and files in `drives`."""
     drives: Mapping[str, str] = field(default_factory=dict)
     """Files in CD and floppy drives, by drive; not in the snapshot, but needed on the host."""
     no_networks: Sequence[str] = ()

@@ -77,7 +77,7 @@ async def usable_bases(
     hypervisor: Hypervisor, public: Public, private: Private, request: RestoreRequest,
     unknown: str | None,
 ) -> dict[str, tuple[str, str, str]]:  # fmt: skip
-    """Return path, format, and why it must not be used, of the base image of each captured disk.
+    """Return path and format of the base image of each captured disk, and why it must not be used.
 
     The reason is empty if the image may be used.
 

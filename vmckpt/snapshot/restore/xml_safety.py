@@ -3,9 +3,9 @@
 Elements that are known to be harmless (see `harmless_elements`) are allowed, and so is everything
 that the guest already uses on that host.
 
-Disks and definition come from the host that took the snapshot. The signature proves which snapshot
-it is, but not that the host was honest. Without this check, an attacker in control of that host
-could write any file on another host as root, or run a program there.
+Disks and definition come from the host that took the snapshot. The signature identifies the
+snapshot, but does not prove that the host was honest. Without this check, an attacker in control of
+that host could write any file on another host as root, or run a program there.
 """
 
 import posixpath

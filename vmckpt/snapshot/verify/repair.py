@@ -33,9 +33,9 @@ class Repaired:
     left: tuple[str, ...]
     """Packs that cannot be read and may contain missing chunks."""
     saved: int
-    """Intact chunks that were copied from damaged packs."""
+    """Number of intact chunks that were copied from damaged packs."""
     brought: int
-    """Sealed chunks that were copied from other stores."""
+    """Number of sealed chunks that were copied from other stores."""
     brought_bytes: Bytes
     snapshots: tuple[str, ...]
     """Snapshots copied from other stores, as their manifests or wrapped keys were damaged."""

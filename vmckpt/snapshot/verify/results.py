@@ -65,7 +65,7 @@ class VerifySummary:
     good: bool | None
     """Whether the snapshot is intact; None if unknown."""
     last: Checked | None
-    """The check that determined `good`."""
+    """The check that determined `good`; None if `good` is unknown."""
     looked_at: Mapping[str, float]
     """Time of the last check of at least the given depth, by depth."""
 
