@@ -30,7 +30,7 @@ def state_folder(environ: Mapping[str, str], *, root: bool) -> Path:
 
 
 def chosen(environ: Mapping[str, str], *, root: bool) -> Path | str:
-    """Return VMCKPT_JOURNAL (a URL, a path, or "none") or else a file in the state directory.
+    """Return VMCKPT_JOURNAL (a URL, a path, or "none"), or else journal.db in the state directory.
 
     Raises JournalError in the same cases as `parse`.
     """

@@ -75,7 +75,7 @@ class SqliteDatabase(Database):
 
 
 def _look(path: Path) -> None:
-    """Raise OSError unless the file exists and is readable.
+    """Raise OSError unless the path is a regular file that can be read.
 
     Does not open the file. For the reason see `_make_file`.
     """

@@ -56,5 +56,11 @@ def evaluate(pulses: Sequence[Pulse], *, agent: bool | None) -> HeartbeatResult:
         return HeartbeatResult(
             lives=False, why=f"{seen}, but it wrote nothing: it may be in an endless loop"
         )
-    rest = "wrote to its disks" if wrote else "wrote to memory" if moved else "wrote almost nothing"
+    rest = (
+        "wrote to its disks"
+        if wrote
+        else "read its disks or wrote to memory"
+        if moved
+        else "wrote almost nothing"
+    )
     return HeartbeatResult(lives=True, why=f"{seen}, and it {rest}")

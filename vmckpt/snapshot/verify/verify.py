@@ -55,7 +55,7 @@ class Read:
 
 
 class Known:
-    """Chunks of one domain that were read and are intact, so that each chunk is read only once."""
+    """Intact chunks of one sealing domain that were read, so that each is read only once."""
 
     def __init__(self) -> None:
         self._names = NameSet(())

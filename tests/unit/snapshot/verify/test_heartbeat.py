@@ -21,7 +21,12 @@ BUSY = replace(IDLE, worked=Seconds(120.0))
     [
         (IDLE, None, True, "busy 1% of 10 s, and it wrote almost nothing"),
         (replace(IDLE, written=Bytes(2000)), None, True, "wrote to its disks"),
-        (replace(BUSY, dirtied=True), None, True, "busy 100% of 10 s, and it wrote to memory"),
+        (
+            replace(BUSY, dirtied=True),
+            None,
+            True,
+            "100% of 10 s, and it read its disks or wrote to memory",
+        ),
         (BUSY, None, False, "may be in an endless loop"),
         (replace(IDLE, worked=FIRST.worked), None, False, "did not run"),
         (replace(BUSY, panicked=True, state=GuestState.CRASHED), True, False, "kernel panicked"),
