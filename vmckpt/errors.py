@@ -5,6 +5,7 @@
      |    +-- InventoryError       3   hosts.yaml is invalid or cannot be found
      |    +-- PolicyError          4   a policy is invalid or missing, or two match a guest equally
      |    +-- ReadOnly             5   read-only mode forbids the change
+     +-- AlertNotDelivered         6   a receiver of alerts did not accept a test alert
      +-- HypervisorError          10   libvirt or QEMU returned an error
      |    +-- QemuUnclear         10   a guest's QEMU process is ambiguous; no process was touched
      |    +-- HostUnreachable     11   no connection to the host's libvirt
@@ -88,6 +89,12 @@ class ReadOnly(BadInput):
     """Read-only mode forbids the change."""
 
     exit_code = 5
+
+
+class AlertNotDelivered(VmckptError):
+    """A receiver of alerts did not accept a test alert."""
+
+    exit_code = 6
 
 
 class HypervisorError(VmckptError):

@@ -24,6 +24,9 @@ observer: /run/observer.sock              # optional: socket of a plugin that ob
 webhooks:                                 # optional: URLs to which `vmckpt run` sends alerts
   - url: https://alerts.example.com/vmckpt
     secret_file: /etc/vmckpt/webhook.secret
+alertmanagers:                            # optional: Alertmanagers to which it sends alerts
+  - {url: "http://alerts.example.com:9093", username: vmckpt, password_file: /etc/vmckpt/password}
+apprise: /etc/vmckpt/apprise.conf         # optional: file with Apprise URLs, only for root
 read_only: false                          # true: forbid all changes
 """
 
@@ -33,7 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -44,6 +47,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    model_validator,
 )
 
 from vmckpt.errors import InventoryError, ReadOnly
@@ -51,7 +55,7 @@ from vmckpt.model import fencing
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.fencing import FenceDevice, FenceTopology
 from vmckpt.model.host import AGENT_STATE, Host, SshAddress
-from vmckpt.model.webhook import Webhook
+from vmckpt.model.webhook import AlertmanagerPlace, Webhook
 from vmckpt.util import config_file
 
 READ_ONLY = "VMCKPT_READ_ONLY"
@@ -208,6 +212,18 @@ class _Webhook(_Strict):
     secret_file: _Path | None = None
 
 
+class _Alertmanager(_Strict):
+    url: Annotated[str, AfterValidator(_http)]
+    username: str | None = None
+    password_file: _Path | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if (self.username is None) != (self.password_file is None):
+            raise ValueError("username and password_file need each other")
+        return self
+
+
 _AnyFence = Annotated[
     Annotated[_Fence, Tag("(device)")] | Annotated[_FenceLevels, Tag("(levels)")],
     Discriminator(_kind_of_fence),
@@ -234,6 +250,8 @@ class _File(_Strict):
     lease: Annotated[str, AfterValidator(_lease)] | None = None
     observer: str | None = None
     webhooks: list[_Webhook] = []
+    alertmanagers: list[_Alertmanager] = []
+    apprise: _Path | None = None
     read_only: bool = False
 
 
@@ -249,8 +267,16 @@ class Inventory:
     lease: str | None = None
     """PostgreSQL URL of the lease store; None if there is none."""
     webhooks: tuple[Webhook, ...] = ()
+    alertmanagers: tuple[AlertmanagerPlace, ...] = ()
+    apprise: Path | None = None
+    """File with the URLs of Apprise services."""
     read_only: bool = False
     """Whether all changes are forbidden."""
+
+    @property
+    def sends_alerts(self) -> bool:
+        """Whether there is any receiver of alerts."""
+        return bool(self.webhooks or self.alertmanagers or self.apprise)
 
     def may_act(self) -> None:
         """Raise ReadOnly if changes are forbidden, by the inventory or the environment."""
@@ -338,6 +364,15 @@ def parse(text: str, path: Path) -> Inventory:
             Webhook(url=one.url, secret_file=Path(one.secret_file) if one.secret_file else None)
             for one in read.webhooks
         ),
+        alertmanagers=tuple(
+            AlertmanagerPlace(
+                url=one.url,
+                username=one.username,
+                password_file=Path(one.password_file) if one.password_file else None,
+            )
+            for one in read.alertmanagers
+        ),
+        apprise=Path(read.apprise) if read.apprise else None,
         read_only=read_only,
     )
 

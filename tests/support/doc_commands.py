@@ -21,6 +21,7 @@ NOT_TYPED = {
         "a host that reboots: tests/lab/test_evacuate.py",
     "vmckpt dashboard --serve": "in a browser: tests/tui/test_web.py",
     "vmckpt lab down": "other tests use the lab: tests/lab/test_start.py",
+    "vmckpt notify": "needs receivers: tests/unit/cli/test_notify.py",
     "vmckpt events --follow --json": "prints nothing yet: tests/lab/test_monitoring.py",
 }  # fmt: skip
 """Commands of these pages that are not typed, each with the reason and the test that runs it."""

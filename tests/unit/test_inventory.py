@@ -370,6 +370,28 @@ def test_who_is_told_and_a_mistake_in_it_shows_no_secret() -> None:
         assert "T0K3N" not in str(caught.value)
 
 
+def test_receivers_of_alerts_are_known_and_a_mistake_in_them_shows_no_secret() -> None:
+    assert not inventory.parse(GOOD, PATH).sends_alerts
+    found = inventory.parse(
+        GOOD + "alertmanagers:\n  - url: https://alerts.example.com/T0K3N\n    username: vmckpt\n"
+        "    password_file: /etc/x\napprise: /etc/y\n",
+        PATH,
+    )
+    (manager,) = found.alertmanagers
+    assert (manager.shown, manager.username) == ("Alertmanager alerts.example.com", "vmckpt")
+    assert (manager.password_file, found.apprise) == (Path("/etc/x"), Path("/etc/y"))
+    assert found.sends_alerts
+    for wrong, told in (
+        ("alertmanagers: [{url: 'alerts/T0K3N'}]", "not a URL"),
+        ("alertmanagers: [{url: 'http://x', username: T0K3N}]", "need each other"),
+        ("alertmanagers: [{url: 'http://x', password_file: /T0K3N}]", "need each other"),
+        ("apprise: [json://T0K3N]", "must be text"),
+    ):
+        with pytest.raises(InventoryError, match=told) as caught:
+            inventory.parse(f"{GOOD}{wrong}\n", PATH)
+        assert "T0K3N" not in str(caught.value)
+
+
 def test_a_port_is_not_a_time() -> None:
     text = (
         'hosts:\n  a:\n    uri: "qemu+ssh://root@a.example/system"\n'

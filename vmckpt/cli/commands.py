@@ -45,6 +45,7 @@ COMMANDS = {
     "manual": Place("docs", "manual_app", "Write a manual page for every command."),
     "prepare": Place("hosts", "prepare_app", "Prepare a guest for fast snapshots and replication."),
     "run": Place("run", "app", "Run the service for scheduled snapshots, metrics and alerts."),
+    "notify": Place("notify", "app", "Send a test alert to every receiver in the inventory."),
     "schema": Place("docs", "schema_app", "Print the JSON Schema of a command's --json output."),
     "snapshot": Place("snapshot.app", "app", "Take, verify, restore and manage snapshots."),
     "protect": Place("protect", "app", "Keep a standby of a running guest on another host."),

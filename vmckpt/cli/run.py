@@ -62,10 +62,11 @@ def run(
 
     The service takes, copies, verifies and prunes snapshots according to the schedules in the
     guests' policies, until it is stopped. With --metrics, it serves metrics of hosts, jobs,
-    standbys and snapshots to Prometheus. It sends alerts to the webhooks in the inventory. It is
-    also the failure detector for guests that are protected with --failover automatic and without a
-    lease store: if the host of such a guest does not answer, its fence agent powers the host off,
-    and the protected guests fail over to their standbys. Only snapshots require schedules.
+    standbys and snapshots to Prometheus. It sends alerts to the webhooks, Alertmanagers and Apprise
+    services in the inventory (to test them, use vmckpt notify). It is also the failure detector for
+    guests that are protected with --failover automatic and without a lease store: if the host of
+    such a guest does not answer, its fence agent powers the host off, and the protected guests fail
+    over to their standbys. Only snapshots require schedules.
 
     The service prints one line for each action, or one JSON object with --json. A failed action is
     retried and does not stop other actions. Ctrl-C and SIGTERM stop the service: a snapshot in
@@ -100,7 +101,7 @@ def run(
         return
     if once and metrics is not None:
         raise typer.BadParameter("--metrics and --once are mutually exclusive")
-    wishes = WebhookOptions(metrics=metrics, webhooks=bool(known.webhooks) and not once)
+    wishes = WebhookOptions(metrics=metrics, alerts=known.sends_alerts and not once)
     if wishes == NOBODY and (once or not scheduler.keeps_watch(known)):
         _something(everything, wanted)
     wrong = asyncio.run(

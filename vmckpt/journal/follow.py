@@ -90,11 +90,8 @@ class Follower:
         """Return the new events of one operation, including its beginning and its end."""
         told = [] if one.id in self._told else [_happened(one, one.began_at, BEGAN, {})]
         told += [_happened(one, one.began_at + e.at, e.kind, e.values) for e in events]
-        if one.ended_at is not None:
-            error = (one.report or {}).get("error")
-            told.append(
-                _happened(one, one.ended_at, ENDED, {"outcome": one.outcome, "error": error})
-            )
+        if (end := _end(one)) is not None:
+            told.append(end)
         # The first call of `look` also reads events from before `since`.
         return [each for each in told if not self._first or each.at >= self._from]
 
@@ -107,6 +104,23 @@ class Follower:
                 self._ended[one.id] = one.ended_at
         self._first, self._from = False, now
         self._ended = {id_: at for id_, at in self._ended.items() if at >= now - 2 * _LATE}
+
+
+def past(journal: "Journal", since: float) -> list[Happening]:
+    """Return the ends of operations since a time, and the beginnings of active operations.
+
+    The oldest come first. `since`: seconds since 1970. Raises JournalError.
+    """
+    begun = [_happened(one, one.began_at, BEGAN, {}) for one in journal.operations(active=True)]
+    ended = [one for op in journal.ended(since) if (one := _end(op)) is not None]
+    return sorted([*begun, *ended], key=lambda one: one.at)
+
+
+def _end(one: Operation) -> Happening | None:
+    if one.ended_at is None:
+        return None
+    error = (one.report or {}).get("error")
+    return _happened(one, one.ended_at, ENDED, {"outcome": one.outcome, "error": error})
 
 
 def _happened(one: Operation, at: float, kind: str, values: Mapping[str, Any]) -> Happening:

@@ -1,4 +1,4 @@
-"""Reporting over HTTP: metrics for Prometheus, and webhooks to which alerts are posted."""
+"""Reporting over HTTP: metrics for Prometheus, and receivers to which alerts are posted."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,21 @@ class Webhook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertmanagerPlace:
+    """An Alertmanager that is kept informed of the active alerts."""
+
+    url: str
+    """Its URL, without /api/v2."""
+    username: str | None = None
+    password_file: Path | None = None
+
+    @property
+    def shown(self) -> str:
+        """The kind and the host name, for messages."""
+        return f"Alertmanager {urlsplit(self.url).hostname or '?'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """An address to listen on."""
 
@@ -33,8 +48,8 @@ class WebhookOptions:
 
     metrics: Address | None = None
     """Address that serves metrics to Prometheus; None: no metrics."""
-    webhooks: bool = False
-    """Whether alerts are posted to the inventory's webhooks."""
+    alerts: bool = False
+    """Whether alerts are sent to the inventory's receivers."""
 
 
 NOBODY = WebhookOptions()

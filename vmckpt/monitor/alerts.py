@@ -15,8 +15,8 @@ from vmckpt.units import Seconds
 PATIENCE = Seconds(30.0)
 """How long a problem must last before an alert is sent: a silent host may answer the next poll, and
 a standby may catch up."""
-_UNSURE = (Outcome.LOST, Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)
-_BAD = (*_UNSURE, Outcome.FAILED, Outcome.NOT_CONVERGED, Outcome.TIMED_OUT, Outcome.SHUT_OFF)
+UNSURE = (Outcome.LOST, Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)
+_BAD = (*UNSURE, Outcome.FAILED, Outcome.NOT_CONVERGED, Outcome.TIMED_OUT, Outcome.SHUT_OFF)
 _NAMESPACE = uuid.UUID("5a2d3c5e-5f0b-4d52-9b38-0f7a1c8f7c11")
 
 
@@ -69,11 +69,11 @@ def of_happening(one: Happening) -> Page | None:
         return _page(one, text, hint)
     part = operation.detail.get("part_of") is not None
     # An evacuation retries a failed migration, and reports the remaining guests when it ends.
-    if outcome not in (_UNSURE if part else _BAD):
+    if outcome not in (UNSURE if part else _BAD):
         return None
     error = f": {one.values['error']}" if one.values.get("error") else ""
     text = f"{operation.kind} of {operation.guest} ended: {outcome}{error}"
-    sure = outcome not in _UNSURE
+    sure = outcome not in UNSURE
     hint = "run " + (f"vmckpt job {operation.id}" if sure else "vmckpt recover")
     return _page(one, text, hint)
 
@@ -93,6 +93,8 @@ class Lasting:
     trouble: Trouble
     since: Seconds
     """When the problem was first seen, by a monotonic clock."""
+    at: float
+    """When the problem was first seen, in seconds since 1970."""
     paged: bool = False
 
 
@@ -106,9 +108,10 @@ def watch(
     time for the alerts, in seconds since 1970.
     """
     lasting = {
-        key: replace(known[key], trouble=one) if key in known else Lasting(trouble=one, since=now)
+        key: replace(known[key], trouble=one) if key in known
+        else Lasting(trouble=one, since=now, at=at)
         for key, one in troubles.items()
-    }
+    }  # fmt: skip
     due = [key for key, one in lasting.items() if not one.paged and now - one.since >= PATIENCE]
     pages = [Page(key=key, state=State.FIRING, at=at, trouble=lasting[key].trouble) for key in due]
     pages += _over(known, lasting, at)

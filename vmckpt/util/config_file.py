@@ -331,7 +331,7 @@ def _empty(tree: yaml.Node | None) -> Iterator[Problem]:
             waiting.extend(here.value)
 
 
-_MAY_BE_SECRET = ("lease", "webhooks", "stores")
+_MAY_BE_SECRET = ("lease", "webhooks", "alertmanagers", "apprise", "stores")
 """Values below these keys are not shown, because they may contain URLs with secrets."""
 
 

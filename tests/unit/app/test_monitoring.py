@@ -1,12 +1,20 @@
-"""Pages wait until it is sure which service sends them."""
+"""Alerts wait until it is sure which service sends them."""
 
 import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.claims import journal
+from tests.tui.still import operation
 from vmckpt.app.monitoring import Monitor
 from vmckpt.inventory import Inventory
+from vmckpt.journal.follow import ENDED, Happening
+from vmckpt.journal.records import NewOperation
+from vmckpt.journal.store import Journal
 from vmckpt.model.webhook import NOBODY
 from vmckpt.monitor.alerts import Page, State
 from vmckpt.monitor.health import Trouble
@@ -59,3 +67,71 @@ def test_pages_wait_until_it_is_sure_who_sends_them() -> None:
 
     asyncio.run(send())
     assert box.taken == ["a host is silent", "a guest is lost", "ours again"]
+
+
+class Shown:
+    """Stands for an Alertmanager."""
+
+    def __init__(self) -> None:
+        self.now: list[list[str] | None] = []
+
+    def show(self, active: Any) -> None:
+        keys = None if active is None else sorted(one.page.key for one in active)
+        if self.now[-1:] != [keys]:
+            self.now.append(keys)
+
+
+def ended(guest: str, outcome: str) -> Happening:
+    one = replace(operation("m-1"), guest=guest, outcome=outcome, report={})
+    return Happening(
+        at=time.time(), kind=ENDED, operation=one, values={"outcome": outcome, "error": None}
+    )
+
+
+def test_only_the_service_that_sends_alerts_informs_alertmanagers() -> None:
+    says = [LeaseOwner.OURS, LeaseOwner.UNSURE, LeaseOwner.ANOTHERS, LeaseOwner.OURS]
+
+    async def whose() -> LeaseOwner:
+        return says.pop(0)
+
+    shown: Any = Shown()
+    nowhere = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
+    monitor = Monitor(nowhere, NOBODY, print, whose)
+    monitor._alertmanagers = [shown]
+
+    async def follow() -> None:
+        await monitor._take([ended("web1", "failed")])
+        await monitor._take([ended("web2", "failed")])  # unsure: nothing is sent
+        assert shown.now == [["failed migrate web1"]]
+        await monitor._take([ended("web3", "lost")])  # another service sends it
+        await monitor._take([ended("web2", "completed")])
+        await monitor._take([ended("web4", "completed")])  # nothing new: nothing is asked
+        assert shown.now[1:] == [None, ["failed migrate web1", "unsure migrate web3"]]
+
+    asyncio.run(follow())
+    assert says == []
+
+
+def test_failures_from_before_the_start_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_JOURNAL", str(tmp_path / "journal.db"))
+    shown: Any = Shown()
+
+    async def whose() -> LeaseOwner:
+        return LeaseOwner.OURS
+
+    nowhere = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
+    monitor = Monitor(nowhere, NOBODY, print, whose)
+    monitor._alertmanagers = [shown]
+    with Journal() as journal:
+        for guest, outcome in (("web1", "failed"), ("web2", "failed"), ("web2", "completed")):
+            id_ = journal.begin(NewOperation(kind="snapshot", guest=guest))
+            journal.finish(id_, outcome, None)
+
+        async def follow() -> None:
+            await monitor._remember(journal)
+            await monitor._show()
+
+        asyncio.run(follow())
+    assert shown.now == [["failed snapshot web1"]]
