@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -25,15 +26,24 @@ SECRET = b"of the lab"
 
 
 class Pager:
-    """A webhook's other end."""
+    """A webhook's other end, and an Alertmanager."""
 
     def __init__(self) -> None:
         self.pages: list[dict[str, Any]] = []
+        self.ends: dict[str, float] = {}
+        """When each alert of the Alertmanager ends, in seconds since 1970, by its key."""
         mine = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path == "/api/v2/alerts":
+                    for one in json.loads(body):
+                        ends = datetime.fromisoformat(one["endsAt"]).timestamp()
+                        mine.ends[one["labels"]["key"]] = ends
+                    self.send_response(200)
+                    self.end_headers()
+                    return
                 good = self.headers[SIGNATURE] == signature(SECRET, body)
                 if good:
                     mine.pages.append(json.loads(body))
@@ -48,6 +58,9 @@ class Pager:
 
     def has(self, key: str, state: str) -> bool:
         return any((one["key"], one["state"]) == (key, state) for one in self.pages)
+
+    def active(self, key: str) -> bool:
+        return self.ends.get(key, 0.0) > time.time()
 
 
 @pytest.fixture
@@ -101,6 +114,7 @@ def test_a_migration_a_dead_host_and_its_return_are_told(
     told = yaml.safe_load(bench.plan.inventory.read_text())
     url = f"http://127.0.0.1:{pager.server.server_address[1]}/"
     told["webhooks"] = [{"url": url, "secret_file": str(secret)}]
+    told["alertmanagers"] = [{"url": url}]
     own = tmp_path / "hosts.yaml"
     own.write_text(yaml.safe_dump(told))
     bench.guest("web1", **SMALL)
@@ -108,9 +122,10 @@ def test_a_migration_a_dead_host_and_its_return_are_told(
         port = free.getsockname()[1]
     service = Told(bench.start("run", "--metrics", str(port), "--json", "--inventory", str(own)))
     try:
-        service.until("started", 3)
+        service.until("started", 4)
         lines = " ".join(one["text"] for one in service.all)
-        assert "alerts go to 127.0.0.1" in lines
+        assert "alerts go to webhook 127.0.0.1" in lines
+        assert "alerts go to Alertmanager 127.0.0.1" in lines
         metrics = f"http://127.0.0.1:{port}/metrics"
         assert metrics in lines
         until(lambda: has(metrics, "host_up", 1, host="beta"), limit=40)
@@ -118,8 +133,10 @@ def test_a_migration_a_dead_host_and_its_return_are_told(
         bench.good("lab", "kill", "alpha", "--name", bench.plan.name)
         until(lambda: has(metrics, "host_up", 0, host="alpha"), limit=60)
         until(lambda: pager.has("host alpha", "firing"), limit=90)
+        until(lambda: pager.active("host alpha"), limit=20)
         lab.heal(bench.plan, "alpha")
         until(lambda: pager.has("host alpha", "resolved"), limit=200)
+        until(lambda: not pager.active("host alpha"), limit=20)
         mends = {one["key"]: one["mend"] for one in pager.pages}
         assert mends["host alpha"] == "run vmckpt doctor alpha"
     finally:
