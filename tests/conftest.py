@@ -3,6 +3,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import typer
 from hypothesis import settings
 
-from tests.support import schemas
+from tests.support import following, hint_situations, schemas
 from vmckpt.cli import output
 from vmckpt.journal import systemd_log
 from vmckpt_lab import lab
@@ -37,6 +38,17 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Verify that a test has run the hints that the list says it runs."""
+    following.taken.clear()
+    yield
+    if "VMCKPT_HINTS" in os.environ:
+        with Path(os.environ["VMCKPT_HINTS"]).open("a") as log:
+            log.writelines(f"{item.nodeid}\t{text}\n" for text in sorted(following.taken))
+    assert hint_situations.promised(item.nodeid) <= following.taken
 
 
 _workers: set[str] = set()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, AnyStr, TypeVar
 
 from tests.support import schemas
+from tests.support.following import take
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
@@ -86,6 +87,27 @@ class Bench:
         """Run a command inside a host that must end well; what it printed."""
         entered = host.enter(self.plan.host(name), *args)
         return subprocess.run(entered, check=True, capture_output=True, text=True).stdout
+
+    def follow(self, message: str, *more: str, only: str = "", at: str = "alpha",
+               **values: str) -> str:  # fmt: skip
+        """Run the commands of the hint in a message; returns what they printed.
+
+        Each is run on the host that the hint names, or else `at`. `more`: further words for
+        vmckpt's commands, such as --yes. `only`: of several commands, those with this text.
+        """
+        found = take(message, **values)
+        printed = ""
+        for number, one in enumerate(found):
+            if only not in str(one):
+                continue
+            names = {each.name for each in self.plan.hosts}
+            on = next((each.host for each in found[number:] if each.host in names), at)
+            if one.words[0] == "vmckpt":
+                done = self.good(*one.words[1:], *more)
+                printed += done.out + done.err
+            else:
+                printed += self.inside(on or at, *one.words)
+        return printed
 
     def where(self, name: str = "web1") -> list[str]:
         return asyncio.run(guests.whereabouts(self.plan, name))

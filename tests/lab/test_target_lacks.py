@@ -6,87 +6,18 @@ migrate it is started. Where the hint is a command, the command is run, and the 
 
 import json
 import os
-import re
-import shlex
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from tests.lab.bench import Bench
+from tests.lab.lacking import QEMU, Scene, scene
 from vmckpt_lab import host
-
-_XML = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid>
-<memory unit='MiB'>32</memory><vcpu>1</vcpu>
-<os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os>{top}
-<devices><emulator>{emulator}</emulator>{devices}</devices></domain>"""
-_QEMU = "/usr/bin/qemu-system-x86_64"
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A lab, and a directory that is another one on each host."""
-
-    bench: Bench
-    folder: Path
-    name: str
-
-    def on(self, at: str, *words: str) -> str:
-        return self.bench.inside(at, *words)
-
-    def put(self, at: str, name: str, text: str = "x") -> str:
-        """Write a file into the directory of one host."""
-        path = str(self.folder / name)
-        self.on(at, "sh", "-c", 'printf %s "$2" >"$1"', "sh", path, text)
-        return path
-
-    def start(self, devices: str = "", *, top: str = "", emulator: str = _QEMU) -> None:
-        xml = _XML.format(name=self.name, uuid=uuid4(), top=top, devices=devices,
-                          emulator=emulator)  # fmt: skip
-        path = self.bench.plan.shared / f"{self.name}.xml"
-        path.write_text(xml)
-        try:
-            self.on("alpha", "virsh", "create", str(path))
-        finally:
-            path.unlink()
-
-    def blockers(self) -> list[dict[str, str]]:
-        done = self.bench.run("migrate", self.name, "--to", "beta", "--dry-run", "--json")
-        assert done.code in (0, 21), done.err
-        return [one for one in done.json["findings"] if one["severity"] == "blocker"]
-
-    def hint(self) -> str:
-        (only,) = self.blockers()
-        return only["hint"]
-
-    def run_hint(self) -> None:
-        """Run the command in the hint on the host that it names, as an operator would."""
-        match = re.fullmatch(
-            r"(?:.*: )?(?:run )?((?:virsh|mkdir) .*?)(?: on (\w+).*)?", self.hint()
-        )
-        assert match is not None, self.hint()
-        self.on(match[2] or "alpha", *shlex.split(match[1]))
-
-
-@pytest.fixture
-def scene(bench: Bench) -> Iterator[Scene]:
-    name = f"lacks-{uuid4().hex[:6]}"
-    made = Scene(bench, bench.plan.private / name, name)
-    for at in ("alpha", "beta"):
-        made.on(at, "mkdir", "-p", str(made.folder))
-        made.on(at, "chmod", "755", str(made.folder))
-    yield made
-    for at in ("alpha", "beta"):
-        subprocess.run(host.enter(bench.plan.host(at), "virsh", "destroy", name),
-                       capture_output=True, check=False)  # fmt: skip
-        made.on(at, "rm", "-rf", str(made.folder))
-    for image in bench.plan.shared.glob(f"{name}.raw*"):
-        image.unlink()
 
 
 def _serial_folder(scene: Scene) -> None:
@@ -114,7 +45,7 @@ def _rom(scene: Scene) -> None:
 
 def _emulator(scene: Scene) -> None:
     path = str(scene.folder / "qemu")
-    scene.on("alpha", "ln", "-s", _QEMU, path)
+    scene.on("alpha", "ln", "-s", QEMU, path)
     scene.start(emulator=path)
 
 
@@ -272,11 +203,10 @@ def test_a_pool_is_defined_started_and_read_again_as_the_hints_say(scene: Scene)
         _pool(scene)
         (found,) = scene.blockers()
         assert found["code"] == "pool-missing"
-        xml = scene.on("alpha", "virsh", "pool-dumpxml", scene.name)
-        (scene.bench.plan.shared / f"{scene.name}.pool").write_text(xml)
-        scene.on(
-            "beta", "virsh", "pool-define", str(scene.bench.plan.shared / f"{scene.name}.pool")
-        )
+        path.write_text(scene.on("alpha", "virsh", "pool-dumpxml", scene.name))
+        scene.run_hint(FILE=str(path))
+        assert scene.blockers() == []
+        scene.on("beta", "virsh", "pool-destroy", scene.name)
         assert scene.hint() == f"run virsh pool-start {scene.name} on beta"
         scene.run_hint()
         assert scene.blockers() == []
@@ -313,10 +243,13 @@ def test_a_secret_that_is_missing_or_has_no_value(scene: Scene) -> None:
         )
         (found,) = scene.blockers()
         assert (found["code"], uuid in found["text"]) == ("secret-missing", True)
-        scene.on("beta", "virsh", "secret-define", str(path))
-        assert "virsh secret-set-value" in scene.hint()
-        there = scene.put("beta", "key", "secret")
-        scene.on("beta", "virsh", "secret-set-value", uuid, "--file", there, "--plain")
+        there = scene.put("beta", "key", "c2VjcmV0")  # as virsh secret-get-value prints it
+        values = {"FILE": str(path), "UUID": uuid, "VALUE": there}
+        scene.bench.follow(found["hint"], only="define", at="beta", **values)
+        scene.run_hint(FILE=there)
+        assert scene.blockers() == []
+        scene.on("beta", "virsh", "secret-undefine", uuid)
+        scene.run_hint(**values)
         assert scene.blockers() == []
     finally:
         for at in ("alpha", "beta"):
@@ -350,7 +283,7 @@ def test_a_network_filter_that_only_the_source_has(scene: Scene) -> None:
             f"<filterref filter='{scene.name}'/></interface>"
         )
         assert [one["code"] for one in scene.blockers()] == ["nwfilter-missing"]
-        scene.on("beta", "virsh", "nwfilter-define", str(path))
+        scene.run_hint(FILE=str(path))
         assert scene.blockers() == []
     finally:
         for at in ("alpha", "beta"):
@@ -363,3 +296,6 @@ def test_a_network_filter_that_only_the_source_has(scene: Scene) -> None:
 def _bridge(scene: Scene) -> str:
     links = json.loads(scene.on("alpha", "ip", "-j", "link", "show", "type", "bridge"))
     return str(links[0]["ifname"])
+
+
+__all__ = ["scene"]

@@ -94,7 +94,8 @@ class _Record:
             raise HypervisorError(
                 f"{host}: {path} is not a valid record of a network card: {exc}",
                 host=host,
-                hint="check the guest's network cards with virsh domiflist, then remove the file",
+                hint="check the guest's network cards with virsh domiflist GUEST, then remove the"
+                " file",
             ) from exc
 
 

@@ -137,7 +137,8 @@ def settings_facts(
         raise CannotCapture(
             f"{monitor.name} on {monitor.host} was paused by an earlier migration or snapshot;"
             " QEMU cannot capture the guest until it has been resumed",
-            hint="run virsh resume, then virsh suspend if the guest is to stay paused",
+            hint=f"run virsh resume {monitor.name} on {monitor.host}, then virsh suspend"
+            f" {monitor.name} if the guest is to stay paused",
         )
     if state not in ("running", "paused"):
         raise CannotCapture(

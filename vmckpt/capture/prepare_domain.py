@@ -222,7 +222,7 @@ def _unplugged(root: ET.Element, running: ET.Element | None, guest: str) -> Iter
                 code="network-unplugged", severity=Severity.WARNING, where=guest,
                 text=f"network card {mac} is in its definition but not plugged in",
                 hint="if vmckpt was interrupted while replacing the card, run vmckpt recover;"
-                " otherwise plug the card in with virsh attach-device --live",
+                f" otherwise plug the card in with virsh attach-device {guest} FILE --live",
             )  # fmt: skip
 
 

@@ -90,8 +90,8 @@ def _shut_off(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
         f"{report.guest} stopped during the migration and is running on neither {report.source} nor"
         f" {report.target}",
-        hint="check the guest's console and log, then run virsh start (if libvirtd reports that a"
-        " job holds the domain, restart libvirtd first)",
+        hint=f"check the guest's console and log, then run virsh start {report.guest} (if libvirtd"
+        " reports that a job holds the domain, restart libvirtd first)",
     )
 
 
@@ -101,7 +101,8 @@ def _postcopy_paused(report: MigrationReport) -> VmckptError:
         f" is still on {report.source}; nothing is lost unless QEMU is stopped on either host",
         hint=f"fix the network, then run vmckpt resume {report.job}"
         if report.job is not None
-        else "fix the network, then run virsh migrate --postcopy-resume with the original options",
+        else f"fix the network, then run virsh migrate {report.guest} URI --postcopy-resume with"
+        " the original options",
     )
 
 

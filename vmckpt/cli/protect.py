@@ -344,7 +344,7 @@ def failover(
     if lost_journal and not off:
         raise BadInput(
             "--lost-journal requires --host-is-off",
-            hint="if the guest's host answers, run vmckpt unprotect --lost-journal",
+            hint=f"if the guest's host answers, run vmckpt unprotect {guest} --lost-journal",
         )
     known = controller.load_inventory(inventory)
     if test or end_test:

@@ -74,21 +74,24 @@ CHECKS = {
     ),
     Kind.SECRET: Check(
         how=_BY_LIBVIRT + "the secret exists and has a value", code="secret-missing",
-        noun="secret", hint="on {target}, run virsh secret-define and virsh secret-set-value",
+        noun="secret",
+        hint="save its definition with virsh secret-dumpxml UUID on {source}, then run virsh"
+        " secret-define FILE and virsh secret-set-value UUID --file VALUE on {target}",
     ),
     Kind.NWFILTER: Check(
         how=_BY_LIBVIRT + "the filter exists", code="nwfilter-missing", noun="network filter",
         hint="save its definition with virsh nwfilter-dumpxml {name} on {source}, and run virsh"
-        " nwfilter-define on {target}",
+        " nwfilter-define FILE on {target}",
     ),
     Kind.NETWORK: Check(
         how=_BY_LIBVIRT + "the network is active", code="network-missing", noun="network",
-        hint="run virsh net-start {name} on {target}",
+        hint="save its definition with virsh net-dumpxml {name} on {source}, then run virsh"
+        " net-define FILE and virsh net-start {name} on {target}",
     ),
     Kind.POOL: Check(
         how=_BY_LIBVIRT + "the pool is active", code="pool-missing", noun="storage pool",
         hint="save its definition with virsh pool-dumpxml {name} on {source}, then run virsh"
-        " pool-define and virsh pool-start on {target}",
+        " pool-define FILE and virsh pool-start {name} on {target}",
     ),
     Kind.VOLUME: Check(
         how=_BY_LIBVIRT + "the volume exists", code="volume-missing", noun="volume",
@@ -113,8 +116,8 @@ CHECKS = {
     ),
     Kind.CPU: Check(
         how=_BY_LIBVIRT + "the host has the CPUs", code="cpu-missing", noun="host CPU",
-        hint="pin it to CPUs that {target} has: virsh vcpupin {guest}, virsh emulatorpin {guest},"
-        " virsh iothreadpin {guest}",
+        hint="pin it to CPUs that {target} has, with virsh vcpupin {guest} VCPU CPUS, virsh"
+        " emulatorpin {guest} CPUS or virsh iothreadpin {guest} IOTHREAD CPUS on {source}",
     ),
     Kind.NUMA_NODE: Check(
         how=_BY_LIBVIRT + "the host has the NUMA nodes", code="numa-node-missing",
@@ -124,7 +127,8 @@ CHECKS = {
     Kind.HUGE_PAGES: Check(
         how=_BY_SSH + "enough pages of this size are free", code="huge-pages-short",
         noun="huge pages", plural="huge pages",
-        hint="run virsh allocpages --all on {target}, or choose another host",
+        hint="run virsh allocpages KIB COUNT --all on {target} (KIB is the page size), or choose"
+        " another host",
     ),
     Kind.SECURITY_MODEL: Check(
         how=_BY_LIBVIRT + "the driver is active", code="security-model-missing",

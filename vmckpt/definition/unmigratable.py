@@ -46,7 +46,7 @@ def _by_libvirt(root: ET.Element) -> Iterator[Refusal]:
             yield Refusal(
                 code="host-device", by_qemu=False,
                 what=f"has a virtiofs directory: {_named(shared, 'target', 'dir')}",
-                hint="unmount the directory in the guest and run virsh detach-device",
+                hint="unmount the directory in the guest and run virsh detach-device GUEST FILE",
             )  # fmt: skip
 
 
@@ -70,12 +70,13 @@ def _by_qemu(root: ET.Element) -> Iterator[Refusal]:
         yield Refusal(
             code="input-passthrough",
             what=f"has an input device of its host: {_named(device, 'source', 'evdev')}",
-            hint="use <input type='evdev'>, or detach the device with virsh detach-device",
+            hint="use <input type='evdev'>, or detach the device with virsh detach-device"
+            " GUEST FILE",
         )  # fmt: skip
     for card in root.findall("devices/interface[@type='vdpa']"):
         yield Refusal(
             code="nic-vdpa", what=f"has a vDPA network card: {_named(card, 'mac', 'address')}",
-            hint="detach the card with virsh detach-interface",
+            hint="detach the card with virsh detach-interface GUEST vdpa --mac MAC",
         )  # fmt: skip
     for tpm in root.findall("devices/tpm/backend[@type='passthrough']"):
         yield Refusal(

@@ -358,7 +358,7 @@ async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
         raise HypervisorError(
             f"{name}: guest {uuid} is transient and has no stored definition to change",
             host=name,
-            hint="define it with virsh define",
+            hint="define it with virsh define FILE",
         )
     return found
 

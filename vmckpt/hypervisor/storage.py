@@ -126,7 +126,7 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
         raise BadInput(
             f"{name}: storage pool {wish!r} is not active",
             host=name,
-            hint=f"run virsh pool-start {quote(wish)}",
+            hint=f"run virsh pool-start {quote(wish)} on {name}",
         )
     if not path.startswith("/"):
         raise HypervisorError(

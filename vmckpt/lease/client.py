@@ -202,7 +202,7 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
         if holder is not None and lives and not force:
             raise LeaseRefused(
                 f"{holder} holds the lease on guest {guest}, and the lease has not expired",
-                hint="end the protection with vmckpt unprotect first",
+                hint=f"run vmckpt unprotect {guest} first",
             )
         connection.execute(
             "UPDATE vmckpt_lease.lease SET role = NULL, state = 'ended', holder = NULL,"

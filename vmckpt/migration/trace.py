@@ -144,12 +144,12 @@ def parse(lines: Iterable[str], name: str) -> Trace:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
             raise BadInput(
                 f"{name}:{number}: not a valid line of a trace ({str(exc)[:80]})",
-                hint="record a trace with vmckpt migrate --trace FILE",
+                hint="record a trace with vmckpt migrate GUEST --to HOST --trace FILE",
             ) from exc
     if header is None or not samples:
         raise BadInput(
             f"{name}: not a trace, or a trace without samples",
-            hint="record a trace with vmckpt migrate --trace FILE",
+            hint="record a trace with vmckpt migrate GUEST --to HOST --trace FILE",
         )
     return Trace(header=header, samples=tuple(samples), decisions=tuple(decisions), outcome=outcome)
 

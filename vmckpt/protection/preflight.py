@@ -277,4 +277,7 @@ def _decision(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.lease_store is not None and seen.lease_store.severity is Severity.WARNING:
         yield seen.lease_store
     if not seen.automatic:
-        yield warning("by-hand", seen.guest, "failover is manual: run vmckpt failover if needed")
+        yield warning(
+            "by-hand", seen.guest,
+            f"failover is manual: run vmckpt failover {seen.guest} if needed",
+        )  # fmt: skip

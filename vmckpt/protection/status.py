@@ -88,6 +88,9 @@ def parse_status(entry: Mapping[str, Any]) -> Look:
     )  # fmt: skip
 
 
+_ANEW = "run vmckpt unprotect GUEST, then vmckpt protect GUEST --to HOST"
+
+
 def _said(entry: Mapping[str, Any], role: str) -> ProtectionStatus:
     return parse_answer(entry["says"].get(entry[role]) or {})
 
@@ -104,9 +107,9 @@ def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, s
         follows = ours.phase == "protecting" and bool(peer.get("ready"))
         return follows, f"its host cannot be queried: {theirs.error}"
     if not theirs.told:
-        return False, "its host has no record of it: run vmckpt unprotect, then vmckpt protect"
+        return False, f"its host has no record of it: {_ANEW}"
     if theirs.runs is False:
-        return False, "its QEMU is gone: run vmckpt unprotect, then vmckpt protect"
+        return False, f"its QEMU is gone: {_ANEW}"
     return theirs.ready, str(theirs.says or "no reason reported")
 
 

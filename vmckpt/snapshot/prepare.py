@@ -98,7 +98,7 @@ async def make_ready(host: Host, name: str, caller: Caller, *, live: bool = Fals
             raise GuestLocked(
                 f"guest {guest.name} on {host.name} is locked by a job: {guest.job}; nothing was"
                 " changed",
-                hint="run vmckpt prepare again when the job has ended",
+                hint=f"run vmckpt prepare {guest.name} again when the job has ended",
             )
         new = NewOperation(
             kind="prepare", guest=guest.name, guest_uuid=guest.uuid, source=host.name, detail={}

@@ -89,7 +89,8 @@ def schedule_of(found: Survey, asked: str | None, where: str) -> str:
     if not found.schedules:
         raise BadInput(
             f"{where} has no snapshot that was made by a schedule and signed by a trusted writer",
-            hint="only such snapshots are pruned; delete others with vmckpt snapshot delete",
+            hint="only such snapshots are pruned; delete others with vmckpt snapshot delete"
+            " SNAPSHOT",
         )
     if len(found.schedules) > 1:
         raise BadInput(

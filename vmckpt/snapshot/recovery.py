@@ -108,7 +108,8 @@ def came_back(
         truth = "the guest was restored" if memory else "the guest's disks were restored"
         if stands:
             truth += (
-                " and may be paused; run virsh resume when all guests of its group are restored"
+                " and may be paused; run virsh resume GUEST when all guests of its group are"
+                " restored"
             )
         return Settled(truth=f"{truth}{follows}", outcome=Outcome.COMPLETED, did=tuple(did))
     if verdict is LeftoverDecision.BACK:

@@ -46,5 +46,5 @@ def test_recovery_closes_only_what_is_known() -> None:
 
 def test_whoever_recovers_one_of_a_group_is_told_that_it_may_stand() -> None:
     told = came_back(LeftoverDecision.ARRIVED, stands=True)
-    assert "may be paused; run virsh resume when all guests of its group" in told.truth
+    assert "may be paused; run virsh resume GUEST when all guests of its group" in told.truth
     assert "paused" not in came_back(LeftoverDecision.ARRIVED).truth

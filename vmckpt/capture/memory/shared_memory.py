@@ -252,7 +252,7 @@ class Resumed(CaptureFailed):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, hint="do not run virsh resume while a guest is being captured")
+        super().__init__(message, hint="do not resume a guest while it is being captured")
         self.found: object = None
         """Changed pages found by the comparison, which has already updated the last copy."""
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vmckpt.errors import BadInput, OutcomeUnknown
-from vmckpt.model.guest import GuestState
+from vmckpt.model.guest import MEND, GuestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
         raise OutcomeUnknown(
             f"guest {name} is running on {' and '.join(running)}",
             host=running[0],
-            hint="find out which copy is correct, then destroy the other with virsh destroy",
+            hint=f"{MEND}; destroy the copy that is not needed",
         )
     if running:
         return running[0]

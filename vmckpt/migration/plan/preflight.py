@@ -19,6 +19,17 @@ IN_MAINTENANCE = "host-in-maintenance"
 """Code of the finding about a target in maintenance."""
 
 
+_START = "run virsh start {name} on {host}"
+_RUN = {
+    GuestState.PAUSED: "run virsh resume {name} on {host}",
+    GuestState.SUSPENDED: "run virsh dompmwakeup {name} on {host}",
+    GuestState.SHUTTING_DOWN: "when it is off, run virsh start {name} on {host}",
+    # It still has its QEMU process, which does not continue before a reset.
+    GuestState.CRASHED: "to restart it, run virsh reset {name} and virsh resume {name} on {host}",
+}
+"""What makes a guest run, by its state; `_START` otherwise."""
+
+
 def check_move(facts: Facts) -> tuple[Finding, ...]:
     """Return all findings, blockers first; only the blockers if `cannot_be` is true."""
     found = [*_hosts(facts)]
@@ -100,12 +111,11 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
 def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
     # A locked guest may be paused by its job; advising to resume it would then be wrong.
     if not guest.state.runs and not guest.locked:
-        verb = "resume" if guest.state is GuestState.PAUSED else "start"
         yield blocker(
             "guest-not-running",
             guest.name,
             f"is {guest.state.in_words} on {facts.source}",
-            f"run virsh {verb} {guest.name} on {facts.source}",
+            _RUN.get(guest.state, _START).format(name=guest.name, host=facts.source),
         )
     if guest.job is not None:
         yield blocker(
@@ -122,7 +132,9 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
             guest.name,
             "libvirt does not migrate guests with snapshots; number of snapshots:"
             f" {guest.snapshots}",
-            f"delete each snapshot with virsh snapshot-delete {guest.name} SNAPSHOT",
+            f"on {facts.source}, run virsh snapshot-list {guest.name}, and delete each snapshot"
+            f" with virsh snapshot-delete {guest.name} SNAPSHOT (add --metadata to keep the"
+            " overlays of an external snapshot)",
         )
     for device in guest.host_devices:
         yield blocker(
@@ -188,7 +200,9 @@ def _networks(facts: Facts, guest: Guest) -> Iterator[Finding]:
                 "network-missing",
                 facts.target,
                 f"no active libvirt network {source!r}",
-                f"run virsh net-start {source} there",
+                f"if {facts.target} has no definition of it, save the output of virsh net-dumpxml"
+                f" {source} on {facts.source} and run virsh net-define FILE on {facts.target};"
+                f" then run virsh net-start {source} on {facts.target}",
             )
     for source in sorted(
         {nic.source or "" for nic in guest.nics if nic.kind in ("bridge", "direct")}
@@ -210,6 +224,11 @@ def _networks(facts: Facts, guest: Guest) -> Iterator[Finding]:
 
 def _uuid_taken(facts: Facts, guest: Guest, other: GuestOnHost) -> Finding:
     hint = f"find out which guest is correct, then run virsh undefine {other.name} there"
+    if other.state.is_active:  # only the definition of an active guest can be removed
+        hint = (
+            f"find out which guest is correct, then run virsh undefine {other.name} and virsh"
+            f" destroy {other.name} there"
+        )
     if other.state is GuestState.PAUSED:  # as libvirt shows a standby
         hint = (
             f"run vmckpt status {guest.name} to see whether that guest is its standby; if not,"
@@ -219,6 +238,21 @@ def _uuid_taken(facts: Facts, guest: Guest, other: GuestOnHost) -> Finding:
         "uuid-taken",
         facts.target,
         f"guest {other.name!r} has the same UUID {guest.uuid} and is {other.state.in_words}",
+        hint,
+    )
+
+
+def _name_taken(facts: Facts, guest: Guest, other: GuestOnHost) -> Finding:
+    hint = f"rename the other guest: virsh domrename {guest.name} NEW on {facts.target}"
+    if other.state.is_active:  # libvirt renames no active guest
+        hint = (
+            f"shut down and rename the other guest: run virsh shutdown {guest.name}, and when it is"
+            f" off, virsh domrename {guest.name} NEW on {facts.target}"
+        )
+    return blocker(
+        "name-taken",
+        facts.target,
+        f"another guest is named {guest.name!r} there (UUID {other.uuid})",
         hint,
     )
 
@@ -240,19 +274,16 @@ def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
         elif same[1]:
             yield _uuid_taken(facts, guest, other)
         elif same[0]:
-            yield blocker(
-                "name-taken",
-                facts.target,
-                f"another guest is named {guest.name!r} there (UUID {other.uuid})",
-                f"rename the other guest: virsh domrename {guest.name} NEW on {facts.target}",
-            )
+            yield _name_taken(facts, guest, other)
     yield from _platform(facts, guest, target)
     if facts.cpu_fits is False:
         yield blocker(
             "cpu-model",
             facts.target,
             f"does not support the CPU of {guest.name}",
-            "to find a CPU model that both hosts support, run virsh hypervisor-cpu-baseline",
+            "to find a CPU model that both hosts support, save the output of virsh"
+            f" domcapabilities on {facts.source} and on {facts.target} to one FILE and run virsh"
+            " hypervisor-cpu-baseline FILE",
         )
     yield from _memory(facts, guest, target)
 

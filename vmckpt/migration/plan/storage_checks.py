@@ -108,7 +108,9 @@ def _missing(facts: Facts, guest: Guest, disk: Disk, what: str) -> Finding:
             "medium-dropped", facts.target, f"{what} is missing: libvirt ejects it during the move"
         )
     if disk.removable:
-        hint = f"eject it: virsh change-media {guest.name} {disk.target} --eject"
+        hint = (
+            f"eject it: run virsh change-media {guest.name} {disk.target} --eject on {facts.source}"
+        )
     elif disk.read_only:
         hint = f"copy the file from {facts.source}, or share its directory between the hosts"
     else:

@@ -91,7 +91,7 @@ _NEVER_SENT = RecoveryDecision(
 _TWO = RecoveryDecision(
     truth="both hosts have a copy of the guest that may be running",
     outcome=None,
-    settle="find out which copy is correct, then destroy the other with virsh destroy",
+    settle="find out which copy is correct, then destroy the other with virsh destroy GUEST",
 )
 _ARRIVED = RecoveryDecision(
     truth="the guest is running on the target",
@@ -200,7 +200,7 @@ def _moved_on(here: HostView, there: HostView, elsewhere: Sequence[str]) -> Reco
     return RecoveryDecision(
         truth=f"there is also a copy of the guest on {where}",
         outcome=None,
-        settle="find out which copy is correct, then destroy the others with virsh destroy",
+        settle="find out which copy is correct, then destroy the others with virsh destroy GUEST",
     )
 
 
@@ -222,7 +222,9 @@ def _one_silent(here: HostView, there: HostView) -> RecoveryDecision:
         outcome=None,
         settle="fix the target or its network, then run vmckpt recover"
         + (
-            "; if the target is certain to be off, run virsh resume on the source" if stands else ""
+            "; if the target is certain to be off, run virsh resume GUEST on the source"
+            if stands
+            else ""
         ),
     )
 

@@ -85,7 +85,8 @@ class Actuator:
                 await self._migrations.set_autostart()
         except HypervisorError as exc:
             warn(
-                f"autostart may not be set on the target ({exc.message}); run virsh autostart there"
+                f"autostart may not be set on the target ({exc.message}); run virsh autostart GUEST"
+                " there"
             )
         try:
             if order.persistent:

@@ -33,7 +33,7 @@ _ROOM = 16 * MIB
 """Space that must be free for an epoch. An epoch ends early once the log of a disk has this many
 bytes, but an epoch after a long wait may be larger."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_ANEW = "run vmckpt unprotect, then vmckpt protect, to rebuild the standby"
+_ANEW = "run vmckpt unprotect GUEST, then vmckpt protect GUEST --to HOST, to rebuild the standby"
 
 _CHUNK = struct.Struct(">II")
 """Number of the memory file or disk, and the number of pages or record bytes that follow."""

@@ -479,7 +479,7 @@ class Primary:
     def _wait_alone(self, what: str = "a device was plugged or unplugged") -> None:
         """Run unprotected until the protection ends: the standby can no longer be used."""
         parts = self._parts
-        why = f"{what}: run vmckpt unprotect, then vmckpt protect"
+        why = f"{what}: run vmckpt unprotect GUEST, then vmckpt protect GUEST --to HOST"
         parts.status.devices_changed()
         self._until_unplugged()
         self._run_unprotected(why)

@@ -109,7 +109,8 @@ class Reader:
             raise TooNew(
                 f"the guest's two agents use different versions of the protocol, {VERSION} and"
                 f" {version}",
-                hint="run vmckpt unprotect, then vmckpt protect, to start both with one version",
+                hint="run vmckpt unprotect GUEST, then vmckpt protect GUEST --to HOST, to start"
+                " both with one version",
             )
         if version < VERSION:
             raise damaged(f"a frame of version {version}")

@@ -213,7 +213,8 @@ class _Group:
         if not unknown:
             if note:
                 return StoreError(
-                    error.message + note, hint="delete them with vmckpt snapshot delete"
+                    error.message + note,
+                    hint=f"run vmckpt snapshot delete {' '.join(stayed)}",
                 )
             return error
         # Only members with an unknown outcome are left to recovery.

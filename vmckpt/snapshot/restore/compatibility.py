@@ -75,7 +75,8 @@ def _machine(public: Public, side: Side) -> Iterator[Finding]:
             "machine-missing",
             side,
             f"{side.host}'s QEMU does not support machine type {public.machine}",
-            "restore on a host with this machine type: virsh capabilities lists a host's types",
+            "restore on a host with this machine type; to list a host's types, run virsh"
+            " capabilities there",
         )
     if public.accelerator not in side.facts.accelerators:
         offered = ", ".join(sorted(side.facts.accelerators)) or "none"

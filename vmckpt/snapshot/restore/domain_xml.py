@@ -95,7 +95,8 @@ def image_of(xml: str, disk: str) -> str:
             if why is not None:
                 raise BadInput(
                     f"disk {disk} {why}, which vmckpt cannot restore",
-                    hint="open the snapshot with vmckpt snapshot open, and copy the data manually",
+                    hint="open the snapshot with vmckpt snapshot open SNAPSHOT, and copy the data"
+                    " manually",
                 )
             if path := source.get("file"):
                 return path

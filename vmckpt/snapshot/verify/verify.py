@@ -445,8 +445,13 @@ def _one(run: _Run, found: Manifest) -> Iterator[Flaw]:
     key = f"wraps/{id_}"
     try:
         wrapped = wrapped_of(run.store, found)
+        # An identity that cannot be loaded raises KeyRefused here; the snapshot is not damaged.
         if run.depth is Depth.SEALED or not _may_open(run, found, wrapped):
             return
+    except (StoreDamaged, StoreNewer) as exc:
+        yield Flaw(key, bare(exc, run.store, key), (id_,), type(exc))
+        return
+    try:
         opens = data_key(run.store, found, run.identity)
     except (StoreDamaged, StoreNewer) as exc:
         yield Flaw(key, bare(exc, run.store, key), (id_,), type(exc))

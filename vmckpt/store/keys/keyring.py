@@ -297,8 +297,8 @@ def load(ring: Keyring, path: Path, passphrase: Passphrase | None) -> str:
     if told is None:
         raise KeyRefused(
             f"{path}: no such file",
-            hint="run vmckpt snapshot keys export-salt on the other controller, and copy the file"
-            " to this machine",
+            hint="run vmckpt snapshot keys export-salt FILE on the other controller, and copy the"
+            " file to this machine",
         )
     lines = [line.strip() for line in told.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]

@@ -76,7 +76,8 @@ def unwrap(data: bytes, snapshot: str, identity: X25519PrivateKey) -> bytes:
     if not boxes:
         raise KeyRefused(
             f"snapshot {snapshot} is not encrypted for this identity (key {fingerprint(public)})",
-            hint="specify another file with --identity; vmckpt snapshot show lists the keys",
+            hint="specify another file with --identity; to list the keys, run vmckpt snapshot show"
+            f" {snapshot}",
         )
     try:
         data_key = _suite().decrypt(boxes[0], identity, info(snapshot))

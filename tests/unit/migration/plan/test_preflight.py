@@ -117,6 +117,36 @@ def test_a_standby_is_not_taken_for_another_copy_of_the_guest() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("state", "hint"),
+    [
+        (GuestState.SHUT_OFF, "run virsh start web1 on alpha"),
+        (GuestState.PAUSED, "run virsh resume web1 on alpha"),
+        (GuestState.SUSPENDED, "run virsh dompmwakeup web1 on alpha"),
+        (GuestState.SHUTTING_DOWN, "when it is off, run virsh start web1 on alpha"),
+        (
+            GuestState.CRASHED,
+            "to restart it, run virsh reset web1 and virsh resume web1 on alpha",
+        ),
+    ],
+)
+def test_a_guest_runs_again_by_the_command_for_its_state(state: GuestState, hint: str) -> None:
+    (found,) = preflight.check_move(guest(state=state))
+    assert found.hint == hint
+
+
+def test_only_a_guest_that_is_off_is_renamed_and_an_active_one_ended_before_it_is_undefined() -> (
+    None
+):
+    for active, state in ((False, GuestState.SHUT_OFF), (True, GuestState.RUNNING)):
+        (named,) = preflight.check_move(on_target("web1", "another", state))
+        assert "virsh domrename web1 NEW on beta" in str(named.hint)
+        assert ("virsh shutdown web1" in str(named.hint)) == active
+        (found,) = preflight.check_move(on_target("other", GUEST.uuid, state))
+        assert "virsh undefine other" in str(found.hint)
+        assert ("virsh destroy other" in str(found.hint)) == active
+
+
 TCG = replace(GUEST, accelerator="qemu")
 
 

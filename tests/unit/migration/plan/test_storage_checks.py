@@ -90,7 +90,7 @@ def test_a_cd_that_libvirt_drops_is_no_obstacle_and_another_is_to_be_ejected() -
     (warned,) = preflight.check_move(dropped)
 
     assert (found.code, found.hint) == (
-        "storage-not-visible", "eject it: virsh change-media web1 sda --eject"
+        "storage-not-visible", "eject it: run virsh change-media web1 sda --eject on alpha"
     )  # fmt: skip
     assert (warned.code, warned.severity) == ("medium-dropped", Severity.WARNING)
 

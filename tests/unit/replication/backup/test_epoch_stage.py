@@ -379,7 +379,7 @@ def test_what_was_spoiled_since_is_never_applied(standby: Standby, spoiled: str)
         send(stage, SECOND)
     SPOILED[spoiled](standby)
     for _ in range(2):
-        with pytest.raises(StageDamaged, match="is damaged; run vmckpt unprotect, then"):
+        with pytest.raises(StageDamaged, match="is damaged; run vmckpt unprotect GUEST, then"):
             standby.stage()
     assert standby.memory[0].content.tobytes() == FIRST.after.memory[0]
     assert bytes(standby.disks[0].content) == FIRST.after.disks[0]

@@ -138,7 +138,7 @@ def test_memory_that_cannot_be_read_leaves_the_guest_unprotected(
         until(lambda: "memory was plugged in" in one.says())
         until(lambda: one.phase() == Phase.ALONE)
         assert str(why) in one.says()
-        assert "run vmckpt unprotect, then vmckpt protect" in one.says()
+        assert "run vmckpt unprotect GUEST, then vmckpt protect GUEST" in one.says()
     assert one.raised is None
 
 
