@@ -14,9 +14,9 @@ from pathlib import Path
 from tests.support.doc_commands import blocks
 from tests.support.paths import ROOT
 
-TAGS = {"console", "yaml", "json", "sql", "text"}
-"""Of fenced blocks. What no command prints is yaml, json, sql or text; an indented block has
-commands only."""
+TAGS = {"console", "yaml", "json", "sql", "text", "python"}
+"""Of fenced blocks. What no command prints is yaml, json, sql, python or text; an indented block
+has commands only."""
 ANY = "…"
 ELSEWHERE = {
     ("replication.md", "vmckpt status"): "tests/lab/test_replication.py",
