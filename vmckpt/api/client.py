@@ -357,7 +357,9 @@ class Client:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             stop.set()
-            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait([task])  # unlike gather, this would not cancel the operation
+            if not task.cancelled():
+                task.exception()  # the caller gets CancelledError instead
             raise
 
 

@@ -23,6 +23,8 @@ from vmckpt.model.events import (
     OnItsWay,
     PhaseChanged,
     Sampled,
+    WorkDone,
+    WorkFailed,
 )
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.migration import JobPhase, JobSample
@@ -89,8 +91,8 @@ class Progress:
                 ]  # fmt: skip
                 self._told += found
                 output.findings(output.err, found if self._warnings else [])
-            case Copied() | OnItsWay():
-                pass  # events of snapshots and evacuations, which have their own progress output
+            case Copied() | OnItsWay() | WorkFailed() | WorkDone():
+                pass  # events of other operations, which have their own output
             case Decided():
                 self._log(f"decided action={event.decision.action} ({event.decision.reason})")
             case Sampled():

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
 
 BEGAN, ENDED = "began", "ended"
+WORK_FAILED, WORK_DONE = "work-failed", "work-done"
+"""Kinds of the events model.events.WorkFailed and WorkDone."""
 _LATE = 60.0
 """Maximum delay, in seconds, from a transaction's timestamp until the transaction becomes visible.
 PostgreSQL's `now()` is the time at which the transaction began."""

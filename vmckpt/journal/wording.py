@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
+from vmckpt.units import Seconds, show_bytes, show_count, show_rate, show_seconds
 
 
 def event(kind: str, values: Mapping[str, Any]) -> str | None:
@@ -24,6 +24,10 @@ def event(kind: str, values: Mapping[str, Any]) -> str | None:
         case "checked":
             found = [f for f in values["findings"] if f["severity"] in ("warning", "blocker")]
             return "; ".join(f"{f['where']}: {f['text']}" for f in found) or None
+        case "work-failed":
+            return f"{values['work']} failed {show_count(values['times'], 'time')}: {values['why']}"
+        case "work-done":
+            return f"{values['work']} succeeded"
         case _:
             return f"{kind} {pairs(values)}".rstrip()
 

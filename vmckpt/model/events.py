@@ -79,7 +79,29 @@ class OnItsWay:
     """Progress of the migration; None: the migration has ended, successfully or not."""
 
 
-Event = PhaseChanged | Checked | Sampled | Decided | Copied | OnItsWay
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkFailed:
+    """A piece of work of the service for schedules failed, and will be retried."""
+
+    key: str
+    """Identifies the work; equal for its retries."""
+    work: str
+    """Description of the work, such as "snapshot of web1 (nightly) into near"."""
+    guest: str | None
+    why: str
+    times: int
+    """Number of consecutive failures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkDone:
+    """A piece of work succeeded after it had failed."""
+
+    key: str
+    work: str
+
+
+Event = PhaseChanged | Checked | Sampled | Decided | Copied | OnItsWay | WorkFailed | WorkDone
 
 
 Emit = Callable[[Event], None]

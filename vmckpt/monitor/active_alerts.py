@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from vmckpt.journal.follow import BEGAN, ENDED, Happening
+from vmckpt.journal.follow import BEGAN, ENDED, WORK_DONE, WORK_FAILED, Happening
 from vmckpt.journal.records import FORGOTTEN
 from vmckpt.model.migration import Outcome
 from vmckpt.monitor import alerts
@@ -31,14 +31,15 @@ _NAMES = {
     "protection": ("VmckptStandbyNotReady", _PAGE), "store": ("VmckptStoreSilent", _TICKET),
     "snapshot": ("VmckptSnapshotDamaged", _PAGE), "unsure": ("VmckptGuestUnsure", _PAGE),
     "failed": ("VmckptJobFailed", _TICKET), "failover": ("VmckptFailedOver", _PAGE),
-    "test": ("VmckptTest", _TICKET),
+    "work": ("VmckptScheduleFails", _TICKET), "test": ("VmckptTest", _TICKET),
 }  # fmt: skip
 """The alert's name and severity, by the first word of the problem's key. The names are those of
 packaging/prometheus/alerts.yaml if it has a rule for the same problem."""
 
 Labels = tuple[tuple[str, str], ...]
 Events = Mapping[tuple[str, str], Page]
-"""Active events by kind of operation, or "failover", and the name of the guest or host."""
+"""Active events by kind of operation, or "failover", and the name of the guest or host; those of
+scheduled work, by "work" and its key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +100,31 @@ def events_after(known: Events, happened: Iterable[Happening], now: float) -> Ev
         kind, name = operation.kind, operation.guest
         if one.kind == BEGAN and kind == "protect":
             events.pop(("failover", name), None)
+        if one.kind in (WORK_FAILED, WORK_DONE):
+            _take_work(events, one)
         if one.kind != ENDED:
             continue
+        # A new service reports the failures of its own work.
+        for key in [each for each, page in events.items() if _is_work_of(operation.id, each, page)]:
+            del events[key]
         page = alerts.of_happening(one)
         if page is not None:
             events.update([_event(one, page)])
         elif one.values["outcome"] == Outcome.COMPLETED or FORGOTTEN in (operation.report or {}):
             events.pop((kind, name), None)
     return {key: page for key, page in events.items() if now - page.at < LIFETIME}
+
+
+def _take_work(events: dict[tuple[str, str], Page], one: Happening) -> None:
+    key = ("work", str(one.values["key"]))
+    if one.kind == WORK_DONE:
+        events.pop(key, None)
+    elif one.values["times"] >= alerts.TWICE:
+        events[key] = replace(alerts.of_work(one), state=State.FIRING)
+
+
+def _is_work_of(job: str, key: tuple[str, str], page: Page) -> bool:
+    return key[0] == "work" and page.trouble.job == job
 
 
 def _event(one: Happening, page: Page) -> tuple[tuple[str, str], Page]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from vmckpt.journal.follow import ENDED, Happening
+from vmckpt.journal.follow import ENDED, WORK_FAILED, Happening
 from vmckpt.journal.records import FORGOTTEN, utc
 from vmckpt.model.migration import Outcome
 from vmckpt.monitor.health import Trouble
@@ -15,6 +15,9 @@ from vmckpt.units import Seconds
 PATIENCE = Seconds(30.0)
 """How long a problem must last before an alert is sent: a silent host may answer the next poll, and
 a standby may catch up."""
+TWICE = 2
+"""Number of consecutive failures of scheduled work for which an alert is sent: the first failure is
+retried within a minute."""
 UNSURE = (Outcome.LOST, Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)
 _BAD = (*UNSURE, Outcome.FAILED, Outcome.NOT_CONVERGED, Outcome.TIMED_OUT, Outcome.SHUT_OFF)
 _NAMESPACE = uuid.UUID("5a2d3c5e-5f0b-4d52-9b38-0f7a1c8f7c11")
@@ -54,6 +57,8 @@ class Page:
 
 def of_happening(one: Happening) -> Page | None:
     """Return the alert for an event, or None if the event needs no attention."""
+    if one.kind == WORK_FAILED:
+        return of_work(one) if one.values["times"] == TWICE else None
     operation = one.operation
     if one.kind != ENDED:
         return None
@@ -76,6 +81,14 @@ def of_happening(one: Happening) -> Page | None:
     sure = outcome not in UNSURE
     hint = "run " + (f"vmckpt job {operation.id}" if sure else "vmckpt recover")
     return _page(one, text, hint)
+
+
+def of_work(one: Happening) -> Page:
+    """Return the alert for scheduled work that fails repeatedly."""
+    values, job = one.values, one.operation.id
+    text = f"{values['work']} has failed {values['times']} times: {values['why']}"
+    trouble = Trouble(text=text, hint="run " + f"vmckpt job {job}", job=job, guest=values["guest"])
+    return Page(key=f"work {values['key']}", state=State.ONCE, at=one.at, trouble=trouble)
 
 
 def _page(one: Happening, text: str, hint: str) -> Page:

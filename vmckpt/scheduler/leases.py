@@ -12,6 +12,7 @@ from enum import StrEnum
 from vmckpt.errors import GuestLocked, JournalError, LeaseLost
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.records import NewOperation, RequestKind
+from vmckpt.model.events import Event
 from vmckpt.model.migration import Outcome
 
 KIND = "run"
@@ -92,6 +93,10 @@ class ScheduleLeases:
             return LeaseOwner.UNSURE
         # Another thread may have acquired the lease meanwhile.
         return self._others.get(one, (0.0, LeaseOwner.UNSURE))[1]
+
+    def report(self, event: Event) -> None:
+        """Record an event of the service's job. Returns immediately."""
+        self._recorder.take(event)
 
     def settled(self) -> None:
         """Record that dead services were recovered, so that `claim` retries their leases now."""

@@ -20,6 +20,7 @@ from vmckpt.errors import (
     silent_hosts,
     some,
 )
+from vmckpt.model.events import WorkDone, WorkFailed
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Policy
@@ -36,7 +37,14 @@ from vmckpt.scheduler.agenda import (
     troubled,
 )
 from vmckpt.scheduler.executor import Executor
-from vmckpt.scheduler.jobs import CollectGarbage, CreateGroup, CreateSnapshot, VerifySnapshots, Work
+from vmckpt.scheduler.jobs import (
+    CollectGarbage,
+    CopySnapshot,
+    CreateGroup,
+    CreateSnapshot,
+    VerifySnapshots,
+    Work,
+)
 from vmckpt.scheduler.leases import ScheduleLeases
 from vmckpt.scheduler.schedules import Reckon, ScheduleSelection, Sighted
 from vmckpt.snapshot.group.create import GroupTaken
@@ -239,7 +247,8 @@ class Service:
                 event = _WORDS[work.what] if did.good else "damaged"
                 self._tell(event, did.text, did.values)
                 self.failures += not did.good
-            self._troubles.pop(work.key, None)
+            if self._troubles.pop(work.key, None) is not None:
+                self._record(WorkDone(key=work.key, work=str(work)))
         except Cancelled:
             if self._giving_up.is_set():
                 self._tell("given up", f"cancelled: {work}")
@@ -298,6 +307,10 @@ class Service:
             if trouble.times == 1 else f"failed {trouble.times} times, retrying in {wait}"
         )  # fmt: skip
         self._tell("failed", f"failed: {work}: {why} ({again})", {"times": trouble.times})
+        guest = work.name if isinstance(work, CreateSnapshot | CopySnapshot) else None
+        self._record(
+            WorkFailed(key=work.key, work=str(work), guest=guest, why=why, times=trouble.times)
+        )
 
     async def _wait(self, told: Agenda | None, now: float) -> None:
         """Wait until a piece of work has finished, work is due, or `stop` is set."""
@@ -320,6 +333,11 @@ class Service:
             await asyncio.wait(self._tasks)
 
     # Reporting
+
+    def _record(self, event: WorkFailed | WorkDone) -> None:
+        """Record an event in the journal, so that any service can send an alert for it."""
+        if self._claims is not None:
+            self._claims.report(event)
 
     def _tell(self, event: str, text: str, values: Mapping[str, Any] | None = None) -> None:
         self._setting.tell(Told(event=event, text=text, values=values or {}))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.tui.still import operation
-from vmckpt.journal.follow import BEGAN, ENDED, Happening
+from vmckpt.journal.follow import BEGAN, ENDED, WORK_DONE, WORK_FAILED, Happening
 from vmckpt.model.migration import Outcome
 from vmckpt.monitor import active_alerts, alerts
 from vmckpt.monitor.active_alerts import (
@@ -74,6 +74,47 @@ def test_an_event_is_active_until_it_is_over(happened: list[Happening], active: 
 def test_an_event_ends_after_a_day_in_any_case() -> None:
     assert after(ended("failed"), now=AT + LIFETIME - 1) == ["failed migrate web1"]
     assert after(ended("failed"), now=AT + LIFETIME) == []
+
+
+def work(times: int, kind: str = WORK_FAILED, job: str = "r-1") -> Happening:
+    values = {"key": "copy s-1 far", "work": "copy of snapshot s-1 (web1) to far"}
+    if kind == WORK_FAILED:
+        values |= {"guest": "web1", "why": "no space", "times": times}  # type: ignore[dict-item]
+    return Happening(at=AT, kind=kind, operation=operation(job, "run"), values=values)
+
+
+def stopped(job: str) -> Happening:
+    done = operation(job, "run", outcome="completed", report={})
+    return Happening(at=AT, kind=ENDED, operation=done, values={"outcome": "completed"})
+
+
+@pytest.mark.parametrize(
+    ("happened", "active"),
+    [
+        ([work(1)], []),
+        ([work(1), work(2)], ["work copy s-1 far"]),
+        ([work(7)], ["work copy s-1 far"]),
+        ([work(2), work(0, WORK_DONE)], []),
+        ([work(2), stopped("r-1")], []),
+        ([work(2), stopped("r-2")], ["work copy s-1 far"]),
+    ],
+)
+def test_scheduled_work_that_fails_twice_is_active(
+    happened: list[Happening], active: list[str]
+) -> None:
+    assert after(*happened) == active
+
+
+def test_scheduled_work_that_fails_causes_one_message() -> None:
+    pages = [alerts.of_happening(work(times)) for times in (1, 2, 3)]
+    assert (pages[0], pages[2]) == (None, None)
+    page = pages[1]
+    assert page is not None
+    assert page.state is State.ONCE
+    assert page.trouble == Trouble(
+        text="copy of snapshot s-1 (web1) to far has failed 2 times: no space",
+        hint="run vmckpt job r-1", job="r-1", guest="web1",
+    )  # fmt: skip
 
 
 def lasting(key: str = "host alpha", seconds: float = PATIENCE) -> Any:

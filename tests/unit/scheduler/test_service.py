@@ -13,10 +13,12 @@ from vmckpt import recovery
 from vmckpt.app import snapshots
 from vmckpt.app.controller import Controller
 from vmckpt.errors import Cancelled, GuestLocked, HypervisorError
+from vmckpt.journal import wording
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.lease.controller_lease import guest_resource
 from vmckpt.model.guest import GuestState
+from vmckpt.scheduler import agenda
 from vmckpt.scheduler.leases import ScheduleLeases
 from vmckpt.snapshot.request import Taken, TakeRequest
 
@@ -183,4 +185,36 @@ async def test_many_hosts_that_stop_to_answer_are_one_line(world: World) -> None
 
     assert world.said("warning") == [
         "200 hosts do not answer: h000, h001, h002 and 197 more; h000: no route"
+    ]
+
+
+async def test_failures_of_work_and_their_end_are_in_the_journal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any service that sends alerts reads them there."""
+    monkeypatch.setattr(agenda, "_FIRST", 0.01)
+    left = [HypervisorError("no", host="alpha")] * 2
+    world.wrong = lambda _: left.pop() if left else None
+    running = asyncio.create_task(world.run(once=False))
+    await until(lambda: len(world.said("took")) >= 2)
+    world.stop.set()
+    await running
+
+    with Journal() as journal:
+        (job,) = [one for one in journal.ended(0.0) if one.kind == "run"]
+        events = journal.events(job.id)
+    key = f"take {GUEST.uuid} often"
+    first, second, done = events
+    assert [(one.kind, one.values["key"]) for one in events] == [
+        ("work-failed", key), ("work-failed", key), ("work-done", key),
+    ]  # fmt: skip
+    assert first.values == {
+        "key": key, "work": "snapshot of web1 (often) into near", "guest": "web1", "why": "no",
+        "times": 1,
+    }  # fmt: skip
+    assert second.values["times"] == 2
+    told = [wording.event(one.kind, one.values) for one in (second, done)]
+    assert told == [
+        "snapshot of web1 (often) into near failed 2 times: no",
+        "snapshot of web1 (often) into near succeeded",
     ]
