@@ -3,13 +3,16 @@
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
 from tests.support.recording import WEB1
-from vmckpt.journal import maintenance, recorder, systemd_log
+from vmckpt import inventory
+from vmckpt.app import migration
+from vmckpt.journal import controller_identity, maintenance, recorder, systemd_log
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.journal.systemd_log import BEGAN, ENDED, EVENT, SystemdLog, encoded
@@ -142,6 +145,19 @@ def test_an_operation_on_a_host_has_no_guest(
     for one in (began, ended):
         assert "VMCKPT_GUEST" not in one
         assert (one["VMCKPT_SOURCE"], one["VMCKPT_KIND"]) == ("alpha", "maintenance")
+
+
+def test_a_job_that_an_operator_closes_is_logged(
+    journald: Journald, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_JOURNAL", str(tmp_path / "journal.db"))
+    dead = replace(controller_identity.this_process(), pid=1, started=1)
+    with Journal() as journal:
+        job = journal.begin(WEB1, controller=dead)
+    migration.forget(lambda: inventory.parse("hosts: {a: {uri: 'test:///default'}}", tmp_path), job)
+
+    (ended,) = journald.taken()
+    assert (ended["VMCKPT_JOB"], ended["VMCKPT_OUTCOME"]) == (job, "unknown")
 
 
 def test_an_entry_that_exceeds_a_datagram_arrives_in_a_sealed_file(journald: Journald) -> None:
