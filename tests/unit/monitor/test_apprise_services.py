@@ -1,11 +1,12 @@
 """Alerts to the services of an Apprise file, with the real library and a local web server."""
 
 import asyncio
+import io
 import logging
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ def written(folder: Path, text: str) -> Path:
     file.write_text(text)
     file.chmod(0o600)
     return file
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What --verbose would show. pytest's caplog also takes records that reach no such handler."""
+    text, root = io.StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(text), root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield text
+    root.removeHandler(handler)
+    root.setLevel(level)
 
 
 def services(folder: Path, text: str) -> Any:
@@ -141,30 +154,26 @@ async def test_the_library_has_time_limits(receiver: Receiver, tmp_path: Path) -
     ],
 )
 def test_a_file_that_is_wrong_is_refused_without_its_content(
-    text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], logged: io.StringIO
 ) -> None:
     with pytest.raises(BadInput, match=r"apprise.conf: .* found by Apprise; the URLs are not") as e:
         services(tmp_path, text)
     assert "T0K3N" not in str(e.value)
     assert "T0K3N" not in "".join(capfd.readouterr())
-    assert "T0K3N" not in caplog.text
+    assert "T0K3N" not in logged.getvalue()
 
 
 async def test_no_url_is_logged(
-    receiver: Receiver,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    receiver: Receiver, tmp_path: Path, capfd: pytest.CaptureFixture[str], logged: io.StringIO
 ) -> None:
     """Not even with --verbose."""
     refused = services(tmp_path, "json://eve:T0K3N@127.0.0.1:1/T0K3N")
     accepted = services(tmp_path, f"json://eve:T0K3N@127.0.0.1:{receiver.port}/T0K3N")
     one, other = refused[0], accepted[0]
-    with caplog.at_level(logging.DEBUG):
-        with pytest.raises(NotDelivered):
-            await one.deliver(page("it is broken"))
-        await other.deliver(page("it is broken"))
-    assert "T0K3N" not in "".join(capfd.readouterr()) + caplog.text
+    with pytest.raises(NotDelivered):
+        await one.deliver(page("it is broken"))
+    await other.deliver(page("it is broken"))
+    assert "T0K3N" not in "".join(capfd.readouterr()) + logged.getvalue()
     assert "T0K3N" not in one.shown
 
 
