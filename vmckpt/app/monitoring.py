@@ -126,8 +126,9 @@ class Monitor:
                     if journal is None:
                         journal = await asyncio.to_thread(jobs.open_journal)
                     if follower is None:
-                        follower = await asyncio.to_thread(Follower, journal)
+                        begun = await asyncio.to_thread(Follower, journal)
                         await self._remember(journal)
+                        follower = begun
                     happened = await asyncio.to_thread(follower.look)
                 except JournalError as exc:
                     self._say_once("journal", f"cannot read the journal: {exc}")

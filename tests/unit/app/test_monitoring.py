@@ -10,8 +10,11 @@ import pytest
 
 from tests.support.claims import journal
 from tests.tui.still import operation
+from vmckpt.app import monitoring
 from vmckpt.app.monitoring import Monitor
+from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
+from vmckpt.journal import follow
 from vmckpt.journal.follow import ENDED, Happening
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
@@ -135,3 +138,39 @@ def test_failures_from_before_the_start_are_known(
 
         asyncio.run(follow())
     assert shown.now == [["failed snapshot web1"]]
+
+
+def test_failures_from_before_the_start_are_read_again_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_JOURNAL", str(tmp_path / "journal.db"))
+    monkeypatch.setattr(monitoring, "_FOLLOW", 0.01)
+    Journal().close()
+    read, errors = follow.past, [JournalError("database is locked")]
+
+    def past(*given: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return [*read(*given), ended("web1", "failed")]
+
+    async def whose() -> LeaseOwner:
+        return LeaseOwner.OURS
+
+    monkeypatch.setattr(follow, "past", past)
+    warned: list[str] = []
+    nowhere = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
+    monitor = Monitor(nowhere, NOBODY, warned.append, whose)
+    shown: Any = Shown()
+    monitor._alertmanagers = [shown]
+
+    async def run() -> None:
+        following = asyncio.create_task(monitor._follow())
+        async with asyncio.timeout(10):
+            while not monitor._events:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(run())
+    assert warned == ["cannot read the journal: database is locked"]
+    assert [page.key for page in monitor._events.values()] == ["failed migrate web1"]
