@@ -1,4 +1,4 @@
-"""Network cards that bypass QEMU, and devices whose state cannot be replicated. Pure."""
+"""Devices that bypass QEMU, or whose state cannot be saved or replicated. Pure."""
 
 from xml.etree import ElementTree as ET
 
@@ -11,25 +11,26 @@ DISKS_OUTSIDE = ("nvme", "vhostuser", "vhostvdpa")
 """Types of disk that are devices of the host, or of another process, which access the guest's
 memory themselves. For `nvme`, QEMU's own driver has the device do this."""
 NOT_REPLICATED = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
-"""Devices whose state QEMU does not have, by their elements in a definition."""
+"""Elements of a definition for devices whose state, or a part of it, is outside QEMU."""
 _VHOST_TYPES = ("bridge", "network", "direct", "ethernet")
 
 
 def wants_vhost(kind: str, model: str | None, driver: str | None) -> bool:
-    """Return whether libvirt lets the kernel's vhost handle a network card's packets.
+    """Return whether a network card's definition lets libvirt use the kernel's vhost for the card.
 
-    libvirt does so only for guests under KVM, and only if the host has vhost. `kind`, `model` and
-    `driver`: the card's type, its model and the name of its driver, as in the definition.
+    libvirt then uses vhost only for a guest under KVM, and only if the host has vhost. `kind`,
+    `model` and `driver`: the card's type, its model and the name of its driver, as in the
+    definition.
     """
     virtio = (model or "").startswith("virtio")
     return kind in _VHOST_TYPES and virtio and driver != "qemu"
 
 
 def kinds(root: ET.Element) -> tuple[str, ...]:
-    """Return the kinds of the devices in a guest's definition, without USB redirection by SPICE.
+    """Return the element name of each device in a definition, without USB redirection by SPICE.
 
-    virt-install adds such redirection to every guest with SPICE. Without a client it has no state;
-    QEMU unplugs a redirected device if it loads a state without the client's connection.
+    virt-install adds such redirection to every guest with SPICE. Without a client it has no state.
+    When QEMU loads a state and no client is connected, QEMU unplugs the redirected devices.
     """
     return tuple(
         device.tag
@@ -39,12 +40,12 @@ def kinds(root: ET.Element) -> tuple[str, ...]:
 
 
 def unsaved(root: ET.Element) -> Refusal | None:
-    """Return the first device with which QEMU refuses to save the guest's state; None if none."""
+    """Return the first reason why QEMU refuses to save the guest's state; None if there is none."""
     return next((one for one in refusals(root) if one.by_qemu), None)
 
 
 def not_replicated(kind: str, guest: str) -> tuple[str, str]:
-    """Return what is wrong with a device of `NOT_REPLICATED`, and a hint."""
+    """Return what is wrong with a device of `NOT_REPLICATED`, and a hint. `guest`: its name."""
     if kind == "tpm":
         return (
             "its TPM has state that cannot be replicated",

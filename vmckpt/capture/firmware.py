@@ -45,15 +45,19 @@ def tpm(xml: str, uuid: str) -> str | None:
 
 
 def tpm_elsewhere(node: ET.Element) -> str | None:
-    """Return the path of the TPM's state if the definition sets one (libvirt 10.10), or None."""
+    """Return the TPM's state path that the definition sets (libvirt 10.10); None if it sets none.
+
+    A definition can set another kind of place: then the result is "a custom location".
+    """
     source = node.find("backend/source")
     return None if source is None else source.get("path") or "a custom location"
 
 
 def own_nvram(xml: str, name: str) -> str:
-    """Return the definition with a new NVRAM file, named after `name`, in the same directory.
+    """Return the definition with the path of a new NVRAM file in the same directory.
 
-    A definition without NVRAM is returned unchanged. Raises ValueError if the XML is invalid.
+    `name`: the guest's name, after which the file is named. A definition without NVRAM is returned
+    unchanged. Raises ValueError if the XML is invalid.
     """
     path = nvram(xml)
     if path is None:
@@ -73,7 +77,7 @@ def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:
     """Return the path on the host for each of a snapshot's firmware files.
 
     `xml`, `uuid`: the guest's definition and UUID. Raises ValueError for a name that does not match
-    the guest.
+    the guest, or if the XML is invalid.
     """
     found = {}
     for name in names:
@@ -95,12 +99,10 @@ def there(xml: str, uuid: str) -> bool:
 
 
 def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
-    """Read all firmware files of a paused guest on this host.
+    """Return the content of all firmware files of a guest on this host, by name.
 
-    Raises HypervisorError, and ValueError if the XML is invalid.
-
-
-    QEMU and swtpm own these directories, so no symbolic link in them is followed.
+    The guest must be paused or off. QEMU and swtpm own the directories, so no symbolic link in them
+    is followed. Raises HypervisorError, and ValueError if the XML is invalid.
     """
     path, folder = nvram(xml), tpm(xml, uuid)
     found: dict[str, bytes] = {}
@@ -117,7 +119,10 @@ def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
 
 
 def _below(top: Path, host: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the relative path and content of each regular file in a TPM's directory."""
+    """Yield the relative path and content of each regular file in a TPM's directory.
+
+    Lock files are left out. Raises HypervisorError, OSError.
+    """
     left = _MOST
     with Folder(top) as folder, folder.listed() as listed:
         for inside, file in _files(listed, ""):
@@ -131,8 +136,8 @@ def _below(top: Path, host: str) -> Iterator[tuple[str, bytes]]:
 def _files(at: int, below: str) -> Iterator[tuple[str, int]]:
     """Yield the relative path and an open descriptor of each regular file below a directory.
 
-    os.fwalk is not used: in Python 3.11, it blocks if the directory's owner replaces a subdirectory
-    with a FIFO meanwhile. Raises OSError.
+    Lock files are left out. os.fwalk is not used: in Python 3.11, it blocks if the directory's
+    owner replaces a subdirectory with a FIFO meanwhile. Raises OSError.
     """
     for name in sorted(os.listdir(at)):
         inside = f"{below}{name}"

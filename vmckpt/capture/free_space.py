@@ -23,14 +23,15 @@ _MEND = "free some space there, or set agent_state in hosts.yaml to another dire
 
 
 def resident_memory(status: str) -> Bytes:
-    """Return the resident and swapped memory of a process, from its /proc/PID/status. Pure."""
+    """Return the resident and swapped bytes of a process, from its /proc/PID/status. Pure."""
     return Bytes(sum(int(kib) << 10 for kib in _HELD.findall(status)))
 
 
 def memory(monitor: Commands) -> Bytes:
     """Return the maximum size of an image of the guest's memory, in bytes.
 
-    Pages that were never touched take no space. Raises HypervisorError.
+    Pages that were never touched are counted only if QEMU's process cannot be examined. Raises
+    HypervisorError.
     """
     told: Mapping[str, Any] = monitor.ask("query-memory-size-summary")
     whole = int(told["base-memory"]) + int(told.get("plugged-memory", 0))

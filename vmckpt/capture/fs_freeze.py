@@ -1,7 +1,7 @@
 """Freeze a guest's file systems around the instant of a snapshot, for a limited time.
 
-They are always thawed: at the end of the block, by a thread when the limit is reached, or, after a
-crash, by recovery. Recovery uses a record that is stored before the freeze.
+The file systems are thawed at the end of the block, by a thread when the limit is reached, or,
+after a crash, by recovery. Recovery uses a record that is stored before the freeze.
 """
 
 import json
@@ -66,7 +66,7 @@ class FsFreeze:
         note: Callable[[FsFreezeUndo], object],
         between: Seconds = _BETWEEN,
     ) -> None:
-        """`guest`: its UUID. `limit`: maximum time until the thaw. `note`: stores the undo record;
+        """`guest`: a UUID. `limit`: maximum time until the thaw. `note`: stores the undo record;
         called before the first change. `between`: pause between attempts to thaw."""
         self._agent, self._guest, self._limit = agent, guest, limit
         self._note, self._between = note, between
@@ -112,7 +112,10 @@ class FsFreeze:
         return held
 
     def finding(self, guest: str) -> Finding | None:
-        """Return a finding if the freeze failed or was too short, or None. `guest`: its name."""
+        """Return a finding if the freeze failed or ended early, or the thaw failed; else None.
+
+        `guest`: the guest's name.
+        """
         if self._trouble is None:
             return None
         code, why = self._trouble
@@ -146,6 +149,6 @@ class FsFreeze:
                 self._held = False
                 self._trouble = (
                     "still-frozen",
-                    "they may still be frozen because the guest agent does not answer;"
+                    "they may still be frozen, because the guest agent did not thaw them;"
                     f" run virsh domfsthaw {self._guest}",
                 )

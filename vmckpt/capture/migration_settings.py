@@ -112,10 +112,10 @@ def settings_facts(
 ) -> Undo:
     """Return the undo record for a capture, without changing anything.
 
-    `want`: the capability that the capture needs; `runs`: whether the guest is to run afterwards,
-    None: only if it is running now; `folder`: a directory to remove when the capture is undone.
-    Raises CannotCapture if the guest is being migrated, its state forbids a capture, or QEMU lacks
-    the capability; and HypervisorError.
+    `want`: the capability that the capture needs, if any; `runs`: whether the guest is to run
+    afterwards, None: only if it is running now; `folder`: a directory to remove when the capture is
+    undone. Raises CannotCapture if the guest is being migrated, its state forbids a capture, or
+    QEMU lacks the capability; and HypervisorError.
     """
     status = monitor.ask("query-migrate").get("status", "none")
     if status in ACTIVE or status.startswith("postcopy"):
@@ -276,7 +276,7 @@ class Rescue:
 
 
 def wait_for_end(monitor: Commands) -> None:
-    """Wait until QEMU's migration has ended. Raises CaptureFailed after 20 s."""
+    """Wait until QEMU's migration has ended. Raises CaptureFailed after 20 s, HypervisorError."""
     give_up = time.monotonic() + _PATIENCE
     while True:
         status = monitor.ask("query-migrate").get("status", "none")

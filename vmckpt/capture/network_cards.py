@@ -1,5 +1,4 @@
-"""The network cards of a running guest: which must be replaced, by what, and whether it worked.
-Pure.
+"""Find a running guest's network cards that must be replaced, and check the replacement. Pure.
 
 Only QEMU can buffer output. A card whose packets bypass QEMU (vhost), or that has several queues,
 is therefore replaced: it is unplugged, and plugged in again with other settings of its driver.
@@ -35,7 +34,7 @@ class Card:
     name: str
     """libvirt's alias, such as "net0"."""
     kind: str
-    """bridge, network, direct, hostdev, ..."""
+    """Type in the definition, such as "bridge"; "hostdev" for a passed-through device."""
     model: str | None
     driver: str | None
     """Backend driver, if the definition sets one: "qemu" or "vhost"."""
@@ -99,7 +98,7 @@ class Replacement:
         """Parse a replacement from its JSON. Raises TypeError."""
         made = cls(**told)
         if not all(isinstance(one, str) for one in asdict(made).values()):
-            raise TypeError("a replacement of a card consists of texts")
+            raise TypeError("an attribute of a replacement is not a string")
         return made
 
 
@@ -144,7 +143,10 @@ def _pluggable(node: ET.Element) -> ET.Element:
 
 
 def _through_qemu(node: ET.Element) -> ET.Element:
-    """Change an element so that the card's packets pass through QEMU, in a single queue."""
+    """Change a virtio card's element so that its packets pass through QEMU, in a single queue.
+
+    The element of another model is not changed. Returns the element.
+    """
     if not (attribute(node, "model", "type") or "").startswith("virtio"):
         return node
     driver = node.find("driver")
@@ -261,7 +263,7 @@ def sharers(before: Sequence[GuestInterface], mac: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardReport:
-    """A card that is replaced or would be, and how long it was gone."""
+    """A card that was replaced or would be replaced, and how long it was unplugged."""
 
     card: str
     mac: str
@@ -278,11 +280,11 @@ class CardReport:
     missing: tuple[str, ...] = ()
     """The addresses that did not return within the time limit."""
     sharers: tuple[str, ...] = ()
-    """See `sharers`."""
+    """The result of the function `sharers`."""
 
     @property
     def confirmed(self) -> bool | None:
-        """Whether the addresses returned; None if there were none to wait for."""
+        """Whether the addresses returned; None if the card was not replaced, or none were known."""
         if not (self.replaced and self.agent and self.addresses):
             return None
         return not self.missing
@@ -334,7 +336,7 @@ class CardState(StrEnum):
 def interrupted(xml: str | None, card: Replacement) -> CardState:
     """Return the state of a card whose replacement was interrupted.
 
-    `xml`: the guest's live XML; None if its QEMU is not the same any more. Raises ValueError if the
+    `xml`: the guest's live XML; None if its QEMU of that time has ended. Raises ValueError if the
     XML is invalid.
     """
     if xml is None:

@@ -103,7 +103,7 @@ def uses_vhost(guest: str) -> bool:
 class OutputHold:
     """Buffers a guest's output once. Use as `with OutputHold(...) as hold`.
 
-    Leaving the block releases all output in any case.
+    Leaving the block releases all output.
     """
 
     def __init__(
@@ -155,7 +155,8 @@ class OutputHold:
     def let_go(self) -> Seconds:
         """Release all output, in order. Returns how long it was buffered.
 
-        Raises CaptureFailed if some output may have been released earlier, and HypervisorError.
+        Raises CaptureFailed if some output may have been released earlier, HypervisorError, and
+        ValueError if no output is buffered.
         """
         if self._since is None:
             raise ValueError("no output is buffered")
@@ -216,9 +217,9 @@ def remove(monitor: migration_settings.Commands, names: Sequence[str]) -> tuple[
 def put_back(monitor: migration_settings.Commands, undo: HoldUndo, *, resume: bool = False) -> None:
     """Release the output that a dead group snapshot left buffered; may be repeated.
 
-    `resume`: also resume the guest if it is paused and no capture is running. Use it when an agent
-    hangs: the group snapshot has failed by then, so resuming cannot make it inconsistent. Raises
-    HypervisorError.
+    `resume`: also resume a guest that was running before, unless the user paused it or a capture is
+    running. Use `resume` when an agent hangs: the group snapshot has failed by then, so resuming
+    cannot make it inconsistent. Raises HypervisorError.
     """
     remove(monitor, undo.cards)
     if not resume or not undo.runs or monitor.run_state() != "paused":

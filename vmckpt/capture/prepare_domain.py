@@ -29,7 +29,7 @@ class Prepared:
     """The new definition; None: no change is necessary."""
     findings: tuple[Finding, ...]
     restart: bool
-    """Whether the guest is running without the required settings, and must be restarted."""
+    """Whether the guest is running without a required setting; a restart applies all settings."""
 
 
 def prepare(
@@ -227,8 +227,9 @@ def _unplugged(root: ET.Element, running: ET.Element | None, guest: str) -> Iter
 
 
 def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """Yield a finding if memory files must be on tmpfs, the only file system on which QEMU can
-    track writes to them.
+    """Yield a finding if the guest's memory is in files.
+
+    They must be on tmpfs, the only file system on which QEMU can track writes to memory files.
     """
     if root.find("memoryBacking/source[@type='file']") is not None:
         yield Finding(
@@ -239,7 +240,7 @@ def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
 
 
 def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """Yield a finding for network cards that cannot be changed to send through QEMU."""
+    """Yield a finding for each network card that cannot be changed to send through QEMU."""
     for card in root.findall("devices/interface"):
         if card.get("type") in CARDS_OUTSIDE:
             mac = card.find("mac")
@@ -253,9 +254,9 @@ def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
 
 
 def _unreplicated(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """Yield a finding for devices with which `protect` refuses a guest.
+    """Yield a finding for each kind of device because of which `vmckpt protect` refuses a guest.
 
-    Snapshots can include some of them.
+    Snapshots can include some of these devices.
     """
     there = kinds(root)
     for kind in NOT_REPLICATED:
@@ -268,7 +269,7 @@ def _unreplicated(root: ET.Element, guest: str) -> Iterator[Finding]:
 
 
 def _images(guest: str, disks: Sequence[DiskFacts]) -> Iterator[Finding]:
-    """Yield a finding for each image that cannot have a dirty bitmap. No image is converted."""
+    """Yield a finding for each writable disk: whether its image can have dirty bitmaps."""
     for disk in disks:
         if disk.device != "disk" or disk.read_only or disk.source is None:
             continue

@@ -76,7 +76,7 @@ _TRY = 'for one in "$@"; do [ -r "$one" ] && [ -w "$one" ] || printf "%s\\0" "$o
 
 
 def require_reopen(monitor: QmpMonitor) -> None:
-    """Check that the guest's QEMU can reopen its images. Does nothing if this cannot be tested.
+    """Check that the guest's QEMU can reopen its images. Does nothing if the test is not possible.
 
     Raises CannotCapture if QEMU could not reopen an image, HypervisorError, OSError.
     """
@@ -90,7 +90,7 @@ def require_reopen(monitor: QmpMonitor) -> None:
         place = f"{monitor.host}: " if monitor.host else ""
         raise CannotCapture(
             f"{place}{monitor.name} would stay paused: its QEMU has no permission to reopen"
-            f" {closed[0]}, which now belongs to another user",
+            f" {closed[0]}",
             hint=f"make QEMU's user on that host the owner: chown {user} {closed[0]}",
         )
 
@@ -122,7 +122,7 @@ def _user(process: int) -> int:
 def _closed(process: int, paths: Sequence[str]) -> list[str]:
     """Return the paths that a process cannot both read and write.
 
-    Returns an empty list if this cannot be tested.
+    Returns an empty list if the process runs as root, or if the test is not possible.
     """
     if not paths:
         return []

@@ -24,7 +24,7 @@ def behind(xml: str, sockets: Mapping[str, str]) -> str:
     """Return the definition with the NBD exports at `sockets` (by disk) as backing files.
 
     If the NBD server is unavailable, a read pauses the guest instead of causing an I/O error.
-    Raises ValueError if the guest lacks one of the disks.
+    Raises ValueError if the guest lacks one of the disks, or if the XML is invalid.
     """
     root = domain_xml.tree(xml, "domain")
     left = set(sockets)

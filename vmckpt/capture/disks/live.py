@@ -34,7 +34,7 @@ class DiskUndo:
     socket: str
     """Path of the backup's socket, on the guest's host."""
     files: tuple[str, ...]
-    """The socket and the scratch files."""
+    """Paths of the socket and of the scratch files, on the guest's host."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -108,9 +108,9 @@ class DiskCapture:
     def prepare(self, parent: Parent | None, others: Collection[str] = ()) -> DiskUndo:
         """Plan the backup. Returns the undo record, to be stored before the backup starts.
 
-        `others`: IDs of the guest's latest snapshots in other stores; their checkpoints are kept.
-        All other checkpoints of vmckpt are leftovers of crashes and are removed. Raises
-        HypervisorError.
+        `others`: IDs of the guest's latest snapshots in other stores. Their checkpoints and the
+        parent's checkpoint are kept. All other checkpoints of vmckpt are leftovers of crashes and
+        are removed. Raises HypervisorError.
         """
         if (left := self._backups.opened()) is not None:
             raise HypervisorError(
@@ -195,7 +195,10 @@ class DiskCapture:
         return opened(self._opened, disk, self._host)
 
     def end(self) -> None:
-        """End the backup after all data is read, so that overwritten data is no longer kept."""
+        """End the backup after all data is read, so that overwritten data is no longer kept.
+
+        Raises HypervisorError.
+        """
         if self._order is not None:
             self._backups.end(self._order.socket)
             self._opened = None

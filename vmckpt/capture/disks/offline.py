@@ -75,11 +75,14 @@ class OffDisks:
         """Do nothing: the guest is off, so there is no overwritten data to keep."""
 
     def restart(self) -> None:
-        """See DiskCapture.restart."""
+        """Close all images, so that `freeze_point` can open them again."""
         self.end()
 
     def freeze_point(self) -> None:
-        """Open all images and lock them against changes. Raises GuestLocked, HypervisorError."""
+        """Open all images and lock them against changes.
+
+        Raises GuestLocked, HypervisorError, OSError.
+        """
         assert self.plan is not None
         bitmaps = {one.name: self._since for one in self.plan.choices if one.how is How.INCREMENTAL}
         disks = {one.name: one for one in self._facts}

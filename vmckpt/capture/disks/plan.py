@@ -56,7 +56,7 @@ class DiskPlan:
     """The decisions about all disks of a guest."""
 
     since: str | None
-    """The checkpoint from which disks are read incrementally."""
+    """The checkpoint from which disks are read incrementally; None if there is no parent."""
     choices: tuple[Choice, ...]
     redefine: tuple[Checkpoint, ...] = ()
     """Checkpoints that libvirt has lost although their bitmaps exist; define them again first."""
@@ -97,7 +97,7 @@ class DiskPlan:
         )
 
     def whole(self, disk: str | None, reason: str) -> "DiskPlan":
-        """Return the plan with a full instead of an incremental read of `disk`; None: all disks."""
+        """Return the plan with full instead of incremental reads of `disk`; None: of all disks."""
         return replace(
             self,
             choices=tuple(
@@ -133,7 +133,10 @@ def plan(
 def _unknown(
     choices: Sequence[Choice], parent: Parent | None, known: Sequence[Checkpoint]
 ) -> tuple[Checkpoint, ...]:
-    """Return the parent's checkpoint if libvirt lost its metadata, as after a migration."""
+    """Return the parent's checkpoint if it is needed and libvirt lost it, as after a migration.
+
+    Otherwise, the result is empty.
+    """
     followed = [choice.name for choice in choices if choice.how is How.INCREMENTAL]
     if parent is None or not followed or any(one.name == parent.checkpoint for one in known):
         return ()
@@ -206,7 +209,7 @@ def _without_bitmaps(disk: DiskFacts) -> Choice | None:
 
 
 def _followed(disk: DiskFacts, parent: Parent | None) -> Choice:
-    """Choose an incremental read if the parent's bitmap is valid, otherwise a full read."""
+    """Choose an incremental read if the parent's bitmap is valid for the disk, else a full read."""
 
     def full(reason: str, *, expected: bool, code: str = "disk-read") -> Choice:
         return Choice(
@@ -214,7 +217,7 @@ def _followed(disk: DiskFacts, parent: Parent | None) -> Choice:
         )
 
     if parent is None:
-        return full("there is no earlier snapshot", expected=True)
+        return full("there is no earlier snapshot with a bitmap", expected=True)
     before = parent.sizes.get(disk.name)
     bitmap = disk.bitmap(parent.checkpoint)
     if before is None:

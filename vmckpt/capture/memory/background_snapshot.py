@@ -47,16 +47,16 @@ class Captured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Functions that a capture calls as it proceeds."""
+    """Functions that a capture calls as it proceeds, and files that it keeps open."""
 
     note: Note
     ready: Callable[[], None] = _nothing
     """Called when only the pause remains. In a group snapshot, it waits for the other guests."""
     barrier: Callable[[], None] | None = None
-    """Captures the disks; called while the guest is paused, right before its state is captured."""
+    """Captures disks and firmware; called while the guest is paused. None: the guest has none."""
     captured: Callable[[], None] = _nothing
-    """Called once the state is captured and the guest is running again, while its memory is still
-    being transferred."""
+    """Called once the guest's state is captured and, if the guest is to run, it has resumed. Its
+    memory may still be being transferred."""
     progress: Progress = _nothing
     given_up: Callable[[], None] = _nothing
     """Called when the capture has failed, before the rest of QEMU's stream is read, which may take
@@ -183,9 +183,9 @@ class _Run:
         self._stop = stop
 
     def all(self, *, running: bool) -> Seconds:
-        """Capture the guest.
+        """Capture the guest. Returns how long the guest was paused.
 
-        `running`: whether it is running now. Returns how long the guest was paused.
+        `running`: whether the guest is running now.
         """
         monitor, drain = self._monitor, self._drain
         try:
@@ -219,7 +219,7 @@ class _Run:
         return flowing
 
     def _go_on(self, *, stands: bool) -> float:
-        """Resume a paused guest, unless QEMU 7.2 has resumed it already.
+        """Resume a paused guest that is to run, unless QEMU has resumed it already.
 
         `stands`: the guest may be paused. Returns the current time, by time.monotonic().
         """
@@ -228,7 +228,10 @@ class _Run:
         return time.monotonic()
 
     def _wait(self, done: Callable[[float], bool]) -> None:
-        """Wait until `done` returns True. Raises Cancelled if `stop` is set, and CaptureFailed."""
+        """Wait until `done` returns True.
+
+        Raises Cancelled if `stop` is set, CaptureFailed if the migration fails, HypervisorError.
+        """
         turn = 0
         while not done(_TURN):
             if self._stop.is_set():
@@ -252,7 +255,7 @@ class _Run:
             time.sleep(0.002)
 
     def _refused(self, exc: HypervisorError) -> Exception:
-        """Return CannotCapture if QEMU reports that it cannot capture this guest, or `exc`."""
+        """Return CannotCapture if QEMU reports that it cannot capture this guest; else `exc`."""
         words = exc.message.lower()
         reasons = {
             "not supported by host kernel": "the host's kernel does not let QEMU use userfaultfd",

@@ -12,7 +12,7 @@ from vmckpt.units import Seconds
 SHORT = Seconds(0.02)
 """If the remaining pages can be copied within this time, another round would gain nothing."""
 LONGEST = Seconds(0.3)
-"""The guest is never paused longer than this for copying."""
+"""The last pause does not begin if copying is expected to take longer than this."""
 MOST_PAGES = 1 << 16
 """Maximum number of pages that are copied in the last pause, to memory: 256 MiB."""
 MOST_ROUNDS = 6
@@ -23,7 +23,7 @@ ASSUMED = 1 << 18
 
 
 class Step(Enum):
-    """What to do next."""
+    """The next step of a capture."""
 
     COPY = auto()
     """Copy the written pages while the guest runs."""

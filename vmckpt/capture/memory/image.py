@@ -1,7 +1,7 @@
 """The frozen image: a guest's memory and device state at one instant, as files on its host.
 
-An image is a directory with a sparse file for each memory block (holes are zeros), and the header
-and tail of QEMU's stream. The image is complete once `image.json` exists.
+An image is a directory with a sparse file and a page map for each memory block, and the header and
+tail of QEMU's stream. The image is complete once `image.json` exists.
 """
 
 import json
@@ -83,7 +83,8 @@ class ImageWriter:
         """Close the files and return the image. The stream must have been parsed completely.
 
         `unread`: for each block, pages that are not in the image and may have data.
-        Raises CaptureFailed if the stream had no memory, and StreamDamaged if its tail is damaged.
+        Raises CaptureFailed if the stream had no memory, StreamDamaged if its tail is damaged, and
+        OSError.
         """
         if self._head is None:
             raise CaptureFailed("QEMU's stream contains no memory", hint="try again")
@@ -114,7 +115,7 @@ def complete(
 ) -> "FrozenImage":
     """Complete an image whose directory has the header, the tail and a file for each block.
 
-    `present`: for each block, the pages that have data. Raises StreamDamaged if the tail is
+    `present`: for each block, the pages that may have data. Raises StreamDamaged if the tail is
     damaged, CaptureFailed, OSError.
     """
     devices.check_tail((folder / TAIL).read_bytes(), described=head.footers)
@@ -190,9 +191,9 @@ class FrozenImage:
         return self.folder / self.files[block]
 
     def present(self, block: int) -> NDArray[np.bool_]:
-        """Return, for each page of a block, whether it has data; all other pages are zeros.
+        """Return, for each page of a block, whether it may have data; all other pages are zeros.
 
-        Raises CaptureFailed if the image is damaged.
+        Raises CaptureFailed if the image is damaged, and OSError.
         """
         count = self.blocks[block].size // PAGE
         bits = np.fromfile(self.folder / f"{self.files[block]}.present", dtype=np.uint8)

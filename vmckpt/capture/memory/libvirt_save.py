@@ -142,9 +142,9 @@ def disks(xml: str) -> list[str]:
 
 
 def take_apart(saved: Path, folder: Path, hooks: Hooks) -> FrozenImage:
-    """Convert a libvirt save image to a frozen image; delete the former.
+    """Convert a libvirt save image to a frozen image in `folder`, and delete the save image.
 
-    Raises StreamDamaged, CaptureFailed, OSError.
+    Returns the frozen image. Raises StreamDamaged, CaptureFailed, OSError.
     """
     writer = ImageWriter(folder, made=True)
     try:

@@ -1,7 +1,8 @@
 """Find the files of a guest's shared memory, and manage the directories of its last copies.
 
 QEMU reports its memory files. Each file is then looked up among the mappings of the QEMU process
-and checked: only files on tmpfs can be used. For other kinds of memory, the error names the kind.
+and checked: only files on tmpfs and, on request, memfds can be used. For other kinds of memory, the
+error names the kind.
 
 Each QEMU process has a directory for the last copy, on tmpfs and readable only by root. A shell
 waits until QEMU has exited, then removes the directory; if the shell is killed, the next capture
@@ -29,7 +30,7 @@ from vmckpt.util import host_directories
 
 _PREPARE = (
     "use another method, or put <source type='file'/><access mode='shared'/> into <memoryBacking>"
-    " of its definition and restart it"
+    " of the guest's definition and restart the guest"
 )
 _REASONS = {
     "memory-backend-ram": "is private to QEMU",
@@ -65,10 +66,10 @@ class MemoryFile:
 def files(
     monitor: Commands, process: HeldProcess, *, memfd: bool = False
 ) -> tuple[MemoryFile, ...]:
-    """Return the files of a guest's memory, by name. Open them only while `process` is held.
+    """Return the files of a guest's memory, sorted by name. Open them only while `process` is held.
 
-    `memfd`: also return memory in a memfd, for which QEMU's migration is not used. Raises
-    CannotCapture if some memory is not in a usable file, HypervisorError, OSError.
+    `memfd`: also return memory in a memfd; only for a caller that does not use QEMU's migration.
+    Raises CannotCapture if some memory is not in a usable file, HypervisorError, OSError.
     """
     backends: list[dict[str, Any]] = monitor.ask("query-memdev")
     if not backends:
@@ -153,7 +154,7 @@ def _mapped(process: int, size: int, path: str) -> Path | None:
 
 
 def _mappings(process: int, size: int) -> Iterator[tuple[Path, str]]:
-    """Yield the shared mappings of `size` bytes: the path in /proc, and that of the file."""
+    """Yield each shared, writable mapping of `size` bytes: its path in /proc, and its file's."""
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
         # Only mappings that QEMU can write to are used, so that our writes give QEMU no new access.
@@ -167,7 +168,7 @@ def _mappings(process: int, size: int) -> Iterator[tuple[Path, str]]:
 def shared_file(maps: str, process: HeldProcess, one: MemoryRange) -> MemoryFile | None:
     """Return the file that QEMU has mapped at a range; None if the range is private to QEMU.
 
-    `maps`: the text of /proc/PID/maps. A file with an offset is not supported.
+    `maps`: the text of /proc/PID/maps. QEMU must have mapped the file from its start.
     """
     for line in maps.splitlines():
         words = line.split(maxsplit=5)
@@ -179,7 +180,10 @@ def shared_file(maps: str, process: HeldProcess, one: MemoryRange) -> MemoryFile
 
 
 def file_system(mountinfo: str, device: int) -> str:
-    """Return the type of the file system with a device number, from /proc/PID/mountinfo."""
+    """Return the type of the file system with a device number, from /proc/PID/mountinfo.
+
+    Returns "an unknown file system" if the device is not listed.
+    """
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in mountinfo.splitlines():
         words = line.split()
@@ -231,7 +235,7 @@ def room() -> Bytes:
 
 
 def available() -> Bytes:
-    """Return how much memory of the host is available."""
+    """Return the bytes of available memory on the host; 0 if unknown. Raises OSError."""
     found = _MEMORY.search(Path("/proc/meminfo").read_text())
     return Bytes(int(found[1]) << 10 if found else 0)
 
@@ -262,7 +266,7 @@ def drop(guest: str) -> None:
 def sweep() -> None:
     """Remove all copies whose QEMU has ended, except copies that an agent is still storing.
 
-    Raises RemoteError, OSError.
+    Raises RemoteError.
     """
     with suppress(OSError):
         for folder in root().iterdir():

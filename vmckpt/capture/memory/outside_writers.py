@@ -1,7 +1,7 @@
-"""Find devices that write the guest's memory without QEMU's page tables. Pure.
+"""Find devices that prevent write tracking of a guest's memory. Pure.
 
-Write tracking misses what they write: passed-through devices use DMA, and vhost-user processes map
-the memory themselves.
+Write tracking finds only writes through QEMU's page tables. Passed-through devices use DMA, and
+vhost-user processes map the memory themselves.
 """
 
 from xml.etree import ElementTree as ET

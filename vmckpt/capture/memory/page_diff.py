@@ -1,7 +1,7 @@
 """Find the pages of a guest's shared memory that differ from the last copy, at memory speed.
 
-A stretch of pages is first compared by the C library, which is as fast as memory. Only a stretch
-that differs is compared page by page. Holes in a file are never read: reading would allocate them.
+The C library first compares a stretch of pages, at memory speed. Only a stretch that differs is
+compared page by page. Holes in a file are never read: reading would allocate them.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class Mapping:
         self.address = int(words.ctypes.data)
         self.pages: NDArray[np.uint64] = words.reshape(-1, _WORDS)
         self.written = self.held() if write else np.zeros(0, dtype=np.bool_)
-        """If `write` is set, the pages that may have data: no other process writes to the file."""
+        """Pages that may have data; empty without `write`. No other process writes to the file."""
 
     def populate(self, held: Flags) -> None:
         """Map the pages in `held`, so that a comparison causes no page faults."""

@@ -15,7 +15,7 @@ _LOOK_UP_MS = 100
 
 
 class Taker(Protocol):
-    """Takes the stream as it arrives: a `StreamParser` or a `Tape`."""
+    """Takes the stream as it arrives, such as a `StreamParser` or a `Tape`."""
 
     @property
     def flowing(self) -> bool: ...
@@ -52,7 +52,7 @@ class Drain:
         self._discarding = False
         self._left = threading.Event()
         self.flowing = threading.Event()
-        """Set once the first page has arrived; QEMU has saved the device state by then."""
+        """Set once the taker reports the first page; QEMU has saved the device state by then."""
 
     def __enter__(self) -> "Drain":
         return self
@@ -87,7 +87,7 @@ class Drain:
         return not self._thread.is_alive()
 
     def discard(self) -> None:
-        """Read the rest of the stream, and discard it."""
+        """Discard the rest of the stream; it is still read, so that QEMU can finish."""
         self._discarding = True
 
     def _run(self) -> None:

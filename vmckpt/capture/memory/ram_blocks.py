@@ -1,9 +1,9 @@
 """Find the RAM blocks of a running QEMU in its address space, whatever backs them.
 
 HMP `info ramblock` lists the blocks. `info mtree -f` shows where the guest sees them, and `gpa2hva`
-returns the address in QEMU of such a place. Blocks that the guest cannot see now have no known
-address. If they are ROMs, their content does not matter here: a QEMU of the same version with the
-same devices fills them with the same content when it starts, and again at every reset.
+returns the address in QEMU of such a place. The address of a block that the guest does not see at
+the moment is unknown. The content of such a block does not matter if it is a ROM: a QEMU of the
+same version with the same devices fills the ROM with the same content at the start and at resets.
 """
 
 import re
@@ -26,7 +26,7 @@ _ADDRESS = re.compile(r"Host virtual address for 0x[0-9a-f]+ \((.+)\) is 0x([0-9
 _CONSTANT = re.compile(r"/rom@.+|.+\.rom")
 _MAIN = "pc.ram"
 OBJECTS = "/objects/"
-"""Stands before the name of a memory backend in some names of blocks."""
+"""Prefix of a memory backend's name in some names of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class RamBlock:
 
 @dataclass(frozen=True, slots=True)
 class RamBlocks:
-    """All blocks whose content must be replicated."""
+    """All blocks whose content must be copied."""
 
     guest: tuple[RamBlock, ...]
-    """The guest's memory, by name: `query-memdev` has no order that lasts."""
+    """The guest's memory, sorted by name, since the order of `query-memdev` may change."""
     private: tuple[RamBlock, ...]
     """Other blocks, such as video memory and flash."""
 
@@ -124,15 +124,15 @@ def regions(text: str) -> tuple[Region, ...]:
 
 
 def matching(name: str, seen: Sequence[Region]) -> list[Region]:
-    """Return the regions of a block: a device's block has the device's path before its name. Pure.
+    """Return the regions of the block `name`. Pure.
 
-    Only the first region of each name and offset is needed, as the others lead to the same block.
+    The name of a device's block is the device's path followed by the name of the region.
     """
     return [one for one in seen if name == one.name or name.endswith(f"/{one.name}")]
 
 
 def is_mapped(maps: str, one: MemoryRange) -> bool:
-    """Return whether a range lies in one writable mapping of /proc/PID/maps. Pure."""
+    """Return whether a range of whole pages is in one writable mapping of /proc/PID/maps. Pure."""
     if one.start % PAGE or one.size % PAGE or not one.size:
         return False
     for line in maps.splitlines():

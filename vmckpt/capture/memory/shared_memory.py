@@ -50,7 +50,7 @@ class MemoryReplica:
     """The last copy of a guest's memory. Use as `with MemoryReplica(...)`, in one process only."""
 
     def __init__(self, folder: Path, files: Sequence[MemoryFile], identity: str) -> None:
-        """`identity`: identifies the QEMU process; a copy of another process is removed.
+        """`identity`: identifies the QEMU process; a copy of another process or size is removed.
 
         Raises OSError.
         """
@@ -451,8 +451,8 @@ class SharedMemory:
     ) -> SharedCaptured:
         """Capture a running guest as `epoch`. The guest continues to run afterwards.
 
-        Raises CannotCapture, CaptureFailed, HypervisorError, OSError or Cancelled; the guest
-        continues to run in these cases, too.
+        Raises CannotCapture, CaptureFailed, HypervisorError, OSError or Cancelled; the guest is
+        then in its previous state.
         """
         monitor = self._monitor
         if monitor.run_state() != "running":
@@ -504,8 +504,10 @@ class SharedMemory:
         )  # fmt: skip
 
     def _require_same_memory(self) -> None:
-        """Raise CannotCapture if memory was plugged in since the files were mapped: the device
-        state then refers to memory that was not captured."""
+        """Check that no memory was plugged in or unplugged since the files were mapped.
+
+        Raises CannotCapture: the device state does not match the captured memory.
+        """
         monitor = self._monitor
         if memory_files.names(monitor) != {file.names[0] for file in self._files}:
             raise memory_files.replugged(monitor)

@@ -1,8 +1,8 @@
 """Find the pages that a running guest has written, by the kernel's soft-dirty bits.
 
 Writing 4 to /proc/PID/clear_refs clears the soft-dirty bits of all pages of a process; a write to a
-page sets its bit again, which is bit 55 in /proc/PID/pagemap. This works on kernels before 6.7 that
-have CONFIG_MEM_SOFT_DIRTY, and makes no system call in QEMU. Compared with `write_tracking`:
+page sets its bit again, which is bit 55 in /proc/PID/pagemap. This needs CONFIG_MEM_SOFT_DIRTY, but
+not Linux 6.7, and makes no system call in QEMU. Compared with `write_tracking`:
 
 * A clear affects the whole process. Only one program can use the bits of a process; a lock keeps
   other vmckpt processes away, but not other programs, such as CRIU.
@@ -80,9 +80,9 @@ class SoftDirty:
         self._pagemap = self._clear_refs = -1
 
     def extend(self, ranges: Sequence[MemoryRange]) -> None:
-        """Track these ranges: those until now, and others, all of whose pages count as written.
+        """Track `ranges` from now on. All pages of a range that was not tracked count as written.
 
-        Raises CannotTrack; then only the ranges until now are tracked.
+        Raises CannotTrack; the tracked ranges are then unchanged.
         """
         self._require_anonymous([one for one in ranges if one not in self._ranges])
         if self._before is not None:
@@ -205,7 +205,7 @@ def _sets_bits(pagemap: int) -> bool:
 
 
 def is_anonymous(maps: str, one: MemoryRange) -> bool:
-    """Return whether all mappings in a range are private and without a file. Pure.
+    """Return whether a range has mappings, all of them private and without a file. Pure.
 
     `maps`: the text of /proc/PID/maps.
     """

@@ -1,8 +1,8 @@
 """Capture a guest's memory by write tracking: read only what was written since the last capture.
 
-Pages are protected only while the guest is paused. QEMU has then completed all disk requests. The
-kernel writes data that it reads with O_DIRECT to pages that it has pinned before, without looking
-at their protection; such a write to a page that was protected meanwhile would be missed.
+Write protection is applied only during a pause of the guest, when QEMU has completed all disk
+requests. The kernel writes data that it reads with O_DIRECT to pages that it has pinned before,
+whether or not they are protected. If a page were protected in between, this write would be missed.
 
 Most pages are copied while the guest runs. Pages that it writes meanwhile are found by the scan in
 the last pause, and copied in that pause. So the image is the memory at the last pause.
@@ -54,7 +54,7 @@ _PIECE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """The previous snapshot of the guest in a store, of which unchanged pages are kept."""
+    """The previous snapshot of the guest in a store, whose unchanged pages are kept."""
 
     number: int
     """Number of the capture from which the snapshot was made."""
@@ -110,9 +110,9 @@ class Tracked:
         self._stack.close()
 
     def keep(self, number: int) -> None:
-        """Keep tracking after a complete capture, for the next one.
+        """Keep tracking after the complete capture `number`, for the next capture.
 
-        `number`: its number. Raises OSError, RemoteError.
+        Raises OSError, RemoteError, subprocess.CalledProcessError.
         """
         if self._lent is not None:
             self._lent.keep(number)
@@ -156,11 +156,11 @@ def capture(
     earlier: Earlier | None,
     stop: threading.Event,
 ) -> TrackedCaptured:
-    """Capture a running guest's memory and device state into a new directory, as `number`.
+    """Capture a running guest's memory and device state into a new directory.
 
-    `earlier`: the previous snapshot; None: all memory is read. Raises CannotCapture, CaptureFailed,
-    CannotTrack, HypervisorError, OSError or Cancelled; the guest then runs as before, and the
-    directory is removed.
+    `number`: number of this capture; `earlier`: the previous snapshot, None: all memory is read.
+    Raises CannotCapture, CaptureFailed, CannotTrack, HypervisorError, OSError or Cancelled; the
+    guest is then in its previous state, and the directory is removed.
     """
     _require_migratable(monitor)
     device_state.clean(monitor)
@@ -249,7 +249,11 @@ class _Run:
         self._marks: list[tuple[str, float]] = []
 
     def rounds(self) -> None:
-        """Copy written pages while the guest runs, until few remain. Raises CannotCapture."""
+        """Copy written pages while the guest runs, until few remain.
+
+        Raises CannotCapture if the guest writes too fast, CaptureFailed if it is not running,
+        CannotTrack, HypervisorError, OSError, Cancelled.
+        """
         if self._earlier is None:
             for block in self._blocks:
                 block.changed[:] = block.stale[:] = True
@@ -276,7 +280,7 @@ class _Run:
     def last_pause(self, file: StateFile) -> None:
         """Pause the guest, capture the rest, and resume it.
 
-        Raises Resumed, CaptureFailed, HypervisorError, CannotTrack.
+        Raises Resumed, CannotCapture, CaptureFailed, HypervisorError, CannotTrack, OSError.
         """
         monitor, hooks = self._monitor, self._hooks
         self._must_run()
@@ -335,7 +339,10 @@ class _Run:
         self._marks.append((step, time.monotonic()))
 
     def _must_run(self) -> None:
-        """Check that the guest was not paused by another tool, which must not be undone."""
+        """Check that the guest is running, since a pause by another tool must not be ended.
+
+        Raises CaptureFailed.
+        """
         monitor = self._monitor
         if (now := monitor.run_state()) != "running":
             raise CaptureFailed(
@@ -354,7 +361,7 @@ class _Run:
     def _collect(self) -> list[Runs]:
         """Record and protect the pages that the paused guest has written.
 
-        Returns them for each block.
+        Returns these pages for each block.
         """
         found = self._writes.collect_all()
         for block, runs in zip(self._blocks, found, strict=True):
@@ -373,9 +380,9 @@ class _Run:
             block.stale[:] = False
 
     def _find_missing(self) -> None:
-        """Find the pages that QEMU has no memory for: never written, or discarded by a balloon.
+        """Mark the pages for which QEMU has no memory as changed, and not to be copied.
 
-        Such pages are zeros.
+        Such pages were never written, or were discarded by a balloon, and read as zeros.
         """
         maps = Path(f"/proc/{self._tracked.process.pid}/maps").read_text()
         for index, block in enumerate(self._blocks):

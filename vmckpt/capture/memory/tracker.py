@@ -33,7 +33,8 @@ class TrackerState:
     """What a tracker keeps."""
 
     number: int | None
-    """Number of the capture since which writes have been tracked; None: the last one failed."""
+    """Number of the capture since which writes have been tracked; None: the last capture failed or
+    is not complete."""
     blocks: tuple[RamBlock, ...]
     """The blocks of memory that are tracked."""
 
@@ -56,7 +57,8 @@ class TrackerState:
 class LentTracking:
     """The write tracking of a guest, taken from its tracker. Use as a context manager.
 
-    Leaving the block returns it to the tracker. Without `keep`, the next capture reads all memory.
+    Leaving the block returns the tracking to the tracker. Without `keep`, the next capture reads
+    all memory.
     """
 
     def __init__(self, line: socket.socket, state: TrackerState, descriptor: int) -> None:
@@ -92,7 +94,7 @@ def place(guest: str, process: int) -> Path:
 
 
 def take(guest: str, process: HeldProcess) -> LentTracking | None:
-    """Take over the write tracking of a guest; None if the guest has no tracker.
+    """Take over the write tracking of a guest; None if no tracker of it answers correctly.
 
     Raises GuestLocked if another agent uses the tracker, RemoteError, OSError.
     """
@@ -165,7 +167,7 @@ def end(guest: str) -> bool:
 def sweep() -> None:
     """Remove the sockets of trackers that were killed, if their QEMU has ended as well.
 
-    Raises RemoteError, OSError.
+    Raises RemoteError.
     """
     with suppress(OSError):
         for path in _sockets("*.sock"):
@@ -203,5 +205,5 @@ def _connected(path: Path) -> socket.socket | None:
 def _busy(guest: str) -> GuestLocked:
     return GuestLocked(
         f"another agent is using the write tracking of guest {guest}",
-        hint="try again when its snapshot is complete",
+        hint="try again when the other snapshot is complete",
     )

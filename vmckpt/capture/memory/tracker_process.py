@@ -5,7 +5,7 @@ tracked. An agent takes a duplicate of the userfaultfd for its snapshot; the num
 the agent reports a complete capture. So after a failed or interrupted capture, the next one reads
 all memory.
 
-It imports little, and so needs little memory. It runs until QEMU ends or an agent ends it.
+The tracker imports little, and so needs little memory. It runs until QEMU ends or an agent ends it.
 """
 
 import json
@@ -42,7 +42,7 @@ class Tracker:
             self._remove_socket()
 
     def _is_next(self, peer: socket.socket) -> bool:
-        """Wait for a message. Returns False if QEMU has ended."""
+        """Wait for a connection or a message. Returns False if QEMU has ended."""
         ready, _, _ = select.select([peer.fileno(), self._qemu], [], [])
         return self._qemu not in ready
 
@@ -85,9 +85,10 @@ def _user_of(client: socket.socket) -> int:
 
 
 def main() -> None:
-    """Run a tracker with the descriptors and the state on standard input, which are JSON.
+    """Run a tracker. Its descriptors and its state are read from standard input, as JSON.
 
-    All users can read arguments of processes, but must not learn addresses in QEMU's memory.
+    They are not arguments: all users can read the arguments of processes, but must not learn
+    addresses in QEMU's memory.
     """
     told = json.load(sys.stdin)
     os.chdir("/")

@@ -34,7 +34,7 @@ def watched(smaps: str) -> list[tuple[int, int]]:
 
 
 def free(process: HeldProcess) -> int:
-    """Remove the write protection of a process's memory. Returns the number of protected ranges.
+    """Remove the write protection of a process's memory. Returns how many ranges had it.
 
     Do not call this while a snapshot is running. Raises OSError, also if permission is denied.
     """

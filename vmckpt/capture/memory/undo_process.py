@@ -49,8 +49,8 @@ class UndoProcess:
         self, *, uri: str, host: str, undo: str, stream: int | None, held: Sequence[int] = (),
         module: str = _MODULE,
     ) -> None:  # fmt: skip
-        """`undo`: the undo record, as JSON; `stream`: the reading end of QEMU's pipe; `held`: files
-        that the process keeps open, such as locks. Raises OSError."""
+        """`undo`: the undo record, as JSON; `stream`: the reading end of QEMU's pipe, if there is
+        one; `held`: files that the process keeps open, such as locks. Raises OSError."""
         self._well = False
         facts = json.dumps({"uri": uri, "host": host, "undo": undo, "stream": stream})
         ours, self._line = os.pipe2(os.O_CLOEXEC)
@@ -68,7 +68,7 @@ class UndoProcess:
         return self._process.pid
 
     def tell(self, word: bytes) -> None:
-        """Send one byte to the process. Does nothing if the process was killed."""
+        """Send one byte to the process. Does nothing if the process has exited."""
         with suppress(OSError):
             os.write(self._line, word)
 
@@ -126,7 +126,7 @@ def _undo(uri: str, host: str, undo: str) -> bool:
 
 
 def main() -> None:
-    """Wait until the capture has ended or was killed; undo it if it was killed.
+    """Wait for the end of the capture, and undo it unless it reported that everything is restored.
 
     Exits with status 1 if the capture could not be undone.
     """

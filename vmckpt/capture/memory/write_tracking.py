@@ -135,9 +135,9 @@ class WriteTracking:
         return self._descriptor
 
     def extend(self, ranges: Sequence[MemoryRange]) -> None:
-        """Track these ranges: those until now, and others, all of whose pages count as written.
+        """Track `ranges` from now on. All pages of a range that was not tracked count as written.
 
-        Raises CannotTrack; then only the ranges until now are tracked.
+        Raises CannotTrack; `scan` and `collect_all` then still cover the previous ranges.
         """
         self._register([one for one in ranges if one not in self._ranges])
         self._ranges = tuple(ranges)

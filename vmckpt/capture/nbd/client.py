@@ -70,7 +70,7 @@ class _Request:
 class Client:
     """A connection to one export. Use as `with Client(...) as client`.
 
-    The methods raise HypervisorError with the host's name; any error closes the connection.
+    The methods raise HypervisorError with the host's name, and the connection is then closed.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Client:
         """Connect, and select an export.
 
         `contexts`: metadata contexts to request; contexts that the server lacks are left out.
-        `limit`: maximum time to wait for any data from the server.
+        `limit`: maximum time to wait for any data from the server. Raises BadInput if a name is too
+        long, and HypervisorError.
         """
         self.export = export
         self._said = _Said(f"{host}: disk {export} over NBD ({place})", host, limit)
@@ -138,7 +139,7 @@ class Client:
         """Yield the extents of a part of the disk in a metadata context, in order and without gaps.
 
         `length`: in bytes; None means up to the end of the disk. Raises KeyError for a context that
-        was not granted.
+        was not granted, and ValueError for bytes beyond the end of the disk.
         """
         number = self.contexts[context]
         end = self._checked(offset, self.size - offset if length is None else length)
@@ -258,7 +259,7 @@ class Client:
         request.error = said or _words(number if kind in known else 0)
 
     def _place_for(self, request: _Request, offset: int, length: int) -> int:
-        """Return the position of a chunk in the request's buffer."""
+        """Return the position of a chunk in the request's buffer. Raises Nonsense."""
         begin = offset - request.offset
         if begin < 0 or begin + length > request.length or not 0 < length <= request.left:
             raise Nonsense("data that was not requested")

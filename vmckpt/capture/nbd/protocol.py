@@ -66,7 +66,7 @@ BLOCK_INFO = struct.Struct(">HIII")
 EXTENT = struct.Struct(">II")
 
 MOST_READ = 32 << 20
-"""Maximum length of one read that the protocol allows by default."""
+"""Maximum length of one read that the protocol allows by default, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Agreed:
     contexts: dict[str, int] = field(default_factory=dict)
     """IDs of the granted metadata contexts on this connection, by name."""
     most: int = MIB
-    """Maximum length of one read."""
+    """Maximum length of one read, in bytes."""
 
 
 def agree(line: NbdSocket, export: str, contexts: Sequence[str]) -> Agreed:

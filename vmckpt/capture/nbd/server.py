@@ -32,7 +32,10 @@ class Server:
     """
 
     def __init__(self, exports: Mapping[str, Export], place: Unix) -> None:
-        """Listen, and serve in threads. Raises BadInput if the server cannot listen at `place`."""
+        """Listen, and serve in threads.
+
+        Raises BadInput if the server cannot listen at `place`, and ValueError without exports.
+        """
         if not exports:
             raise ValueError("no exports to serve")
         self._exports = {"": next(iter(exports.values())), **exports}
@@ -121,7 +124,7 @@ def _listen(place: Unix) -> socket.socket:
 
 
 def _clear(path: str) -> None:
-    """Remove a socket left by a killed server. Raises BadInput if the path is anything else."""
+    """Remove a socket left by a killed server, if any. Raises BadInput if the path is in use."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:

@@ -42,7 +42,7 @@ _AT_ONCE = 2048
 
 
 def is_possible(monitor: Commands) -> bool:
-    """Return whether QEMU has the command. Raises HypervisorError."""
+    """Return whether QEMU has the command xen-save-devices-state. Raises HypervisorError."""
     return any(one.get("name") == _COMMAND for one in monitor.ask("query-commands"))
 
 
@@ -69,7 +69,7 @@ class StateFile:
         self._number = self._file = -1
 
     def __enter__(self) -> Self:
-        """Pass the file to QEMU. Raises HypervisorError."""
+        """Pass the file to QEMU. Raises HypervisorError, OSError."""
         # Not a pipe, since QEMU truncates what it opens. QEMU's descriptor must only allow writing.
         self._file = os.memfd_create("vmckpt-devices", os.MFD_CLOEXEC)
         try:
@@ -104,13 +104,13 @@ class StateFile:
         data = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if not data.startswith(_BEGINNING) or data[-1] != EOF:
             raise CaptureFailed(
-                f"{self._monitor.name} on {self._monitor.host}: QEMU wrote no device state"
+                f"{self._monitor.name} on {self._monitor.host}: QEMU wrote no complete device state"
             )
         return self._head.written() + data[len(_BEGINNING) :] + _ENDING
 
 
 def clean(monitor: Commands) -> None:
-    """Remove files that a process that was killed left in QEMU. Raises HypervisorError."""
+    """Remove the files that a killed process left in QEMU. Raises HypervisorError."""
     for one in monitor.ask("query-fdsets"):
         if any(file.get("opaque") == _OURS for file in one["fds"]):
             monitor.tell("remove-fd", {"fdset-id": one["fdset-id"]})

@@ -27,10 +27,10 @@ class Section:
     instance: int
     fields: Sequence[dict[str, Any]]
     content: bytes
-    """The bytes from the section's start to the end of the tail; the section's end is unknown."""
+    """The bytes from the section's first field to the end of the tail; its own end is unknown."""
 
     def field(self, wanted: str) -> bytes | None:
-        """Return the bytes of a field of fixed size; None if there is no such field."""
+        """Return the bytes of a field of fixed size; None if the field is missing or incomplete."""
         at = 0
         for field in self.fields:
             size = int(field["size"]) * int(field.get("array_len", 1))
@@ -42,7 +42,7 @@ class Section:
 
 
 def description(tail: bytes) -> dict[str, Any] | None:
-    """Return the JSON description at the end of a stream's tail; None if it has none."""
+    """Return the JSON description at the end of a stream's tail; None if it has no valid one."""
     mark = bytes([EOF, DESCRIPTION])
     at = len(tail)
     while (at := tail.rfind(mark, 0, at)) >= 0:
@@ -69,7 +69,7 @@ def check_tail(tail: bytes, *, described: bool = True) -> None:
 
 
 def sections(tail: bytes) -> list[Section]:
-    """Return the device sections in a tail, in order; empty without a valid description."""
+    """Return the device sections in a tail, in order; empty if the description does not fit."""
     told = description(tail)
     found, at = [], 0
     try:

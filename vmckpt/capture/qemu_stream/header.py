@@ -120,7 +120,7 @@ class Head:
     instance: int
     version: int
     footers: bool
-    """Whether each section ends with a footer; machine types of QEMU 2.3 have no footers."""
+    """Whether each section ends with a footer; machine types of QEMU 2.3 and older have none."""
     blocks: tuple[RamBlock, ...]
 
     @property
@@ -131,8 +131,8 @@ class Head:
     def written(self, *, without_shared: bool = False) -> bytes:
         """Return the bytes of the header.
 
-        `without_shared`: write the header of a stream without shared memory. Raises ValueError if
-        this header was not read from such a stream.
+        `without_shared`: write the header of a stream without shared memory. If this header was not
+        read from such a stream, ValueError is raised.
         """
         capabilities = [name for name in self.capabilities if name != IGNORE_SHARED]
         if without_shared:

@@ -78,7 +78,7 @@ class StreamParser:
 
     @property
     def flowing(self) -> bool:
-        """Whether the first page has arrived."""
+        """Whether the first page, or the tail, has arrived."""
         return self._block >= 0 or self.in_tail
 
     @property

@@ -82,7 +82,7 @@ def test_it_lists_the_blocks_whose_pages_are_added() -> None:
         head = device_state.head_of(guest, [("pc.bios", BIOS)])
         guest.tell("stop", {})
         with StateFile(guest, head) as file:
-            with pytest.raises(CaptureFailed, match="wrote no device state"):
+            with pytest.raises(CaptureFailed, match="wrote no complete device state"):
                 file.state()
             file.save()
             state = file.state()
