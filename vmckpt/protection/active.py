@@ -21,7 +21,7 @@ def active() -> list[Operation]:
 def unattended() -> list[Operation]:
     """Return the protections without a live controller, which only their agents run.
 
-    Raises JournalError.
+    Returns an empty list without a journal. Raises JournalError.
     """
     if location.default() == location.NONE:
         return []

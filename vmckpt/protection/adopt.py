@@ -36,7 +36,7 @@ def decide(guest: str, told: Mapping[str, ProtectionStatus], *, dead: bool) -> F
 
     `dead`: the operator states that the guest's host is off. Otherwise that host must answer, since
     the standby may be the guest's only copy. Raises BadInput if the guest is not protected, and
-    GuestLocked if the answers are not sufficient.
+    GuestLocked if it is being migrated, or the answers are contradictory or not sufficient.
     """
     sides = {name: one for name, one in told.items() if one.role and one.session}
     silent = sorted(name for name, one in told.items() if one.error is not None)
@@ -83,8 +83,8 @@ async def adopt(
 ) -> Known:
     """Record in the journal a protection that only its hosts know about, and return it.
 
-    `dead`: see `decide`. Raises the errors of `decide`, InventoryError, GuestLocked, JournalError,
-    VmckptError.
+    `dead`: see `decide`. Raises the errors of `decide`, BadInput without a journal, InventoryError,
+    GuestLocked, JournalError, VmckptError.
     """
     found = decide(guest, await agent_client.both(inventory.hosts, uuid), dead=dead)
     primary, backup = inventory.host(found.primary), inventory.host(found.backup)

@@ -31,9 +31,10 @@ Kind = Callable[[str, object], None]
 
 
 def require_answers(order: str, told: object) -> None:
-    """Check that the answer `told` to `order` has all fields, each with the right type.
+    """Check that the answer `told` to `order` has the fields that vmckpt reads, of the right types.
 
-    `order`: "ask", "look", … (agent/replication/orders.py). Raises ValueError.
+    `order`: the name of an order, such as "look" (agent/replication/orders.py). The answer to "ask"
+    may lack any field. Answers to orders without such fields are not checked. Raises ValueError.
     """
     if order == "ask":
         _check_status(_mapping("the answer", told))
@@ -42,7 +43,10 @@ def require_answers(order: str, told: object) -> None:
 
 
 def _check_status(told: Mapping[str, Any], *, depth: int = 0) -> None:
-    """Check every field whose name is known. `depth`: number of levels above `told`."""
+    """Check every field whose name is known. `depth`: number of levels above `told`.
+
+    Raises ValueError.
+    """
     if depth > _DEEPEST:
         raise ValueError("nested too deeply")
     for key, value in told.items():

@@ -22,7 +22,10 @@ def _nobody(_: Event) -> None:
 
 
 async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any]:
-    """Run a short order on a host. Returns the agent's answer. Raises VmckptError."""
+    """Run a short order on a host. Returns the agent's answer. Raises VmckptError.
+
+    `guest`: a UUID; `what`: the name of the order; `more`: its other fields.
+    """
     told = ReplicaOrder(what=what, guest=guest, uri=client.LIBVIRT, host=host.name, **more)
     answer = await client.run_order(host, told.as_json(), _nobody, asyncio.Event())
     with client.sensible(host):
@@ -59,10 +62,11 @@ async def status(host: Host, guest: str) -> ProtectionStatus:
 async def both(
     hosts: Mapping[str, Host], guest: str, limit: Seconds | None = None
 ) -> dict[str, ProtectionStatus]:
-    """Return the status of a guest's protection from each host that reports one, by host name.
+    """Return the status of a guest's protection from each host, by host name.
 
-    `limit`: how long to wait; a host that has not answered by then counts as silent. Without a
-    limit, a link that breaks meanwhile is noticed only when ssh times out.
+    Hosts that report no protection of the guest are left out. `limit`: how long to wait; a host
+    that has not answered by then is reported as unreachable. Without a limit, a link that breaks
+    meanwhile is noticed only when ssh times out.
     """
     asked = {name: asyncio.create_task(status(host, guest)) for name, host in hosts.items()}
     try:

@@ -15,7 +15,7 @@ from vmckpt.units import Seconds
 
 
 class FailoverAction(StrEnum):
-    """What to do now."""
+    """The next action for a guest."""
 
     WAIT = "wait"
     GRANT_SOLO = "let alone"
@@ -23,7 +23,7 @@ class FailoverAction(StrEnum):
     STANDBY_RESTORED = "stands"
     """Record that the standby is complete again, so a failover is possible."""
     FAIL_OVER = "fail over"
-    """Fail over as `stop.failover` does: power the host off first, unless the guest is gone."""
+    """Fail over as `stop.failover` does, which first powers a silent host off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class FailoverDecision:
 
 
 def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
-    """Decide from the answers of both agents.
+    """Return what to do, decided from the answers of both agents.
 
     `patience`: how long the host must be silent before it counts as dead; at least `LIVES`, so that
     a few lost heartbeats are not mistaken for a dead host.

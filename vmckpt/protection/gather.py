@@ -30,7 +30,11 @@ _NONE = ImageAdoption()
 async def taking(
     setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any]
 ) -> ImageAdoption:
-    """Return the existing images on the backup that the standby takes over. Raises VmckptError."""
+    """Return the existing images on the backup that the standby takes over, with findings.
+
+    There are none unless `request.reverse` is set. `looked`: the primary's answer to "look". Raises
+    VmckptError.
+    """
     if not request.reverse:
         return _NONE
     disks, known = replicated(looked), request.earlier
@@ -79,7 +83,7 @@ def overlays(
 def image_folder(disk: Mapping[str, Any], backup: Host, request: ProtectRequest) -> str:
     """Return the directory on the backup for a disk's new image. Pure.
 
-    Without a directory in the request or the inventory, the image has the directory of its source.
+    Without a directory in the request or the inventory, this is the directory of the source image.
     """
     if request.move is not None:
         return str(PurePosixPath(request.move.images[disk["name"]]).parent)

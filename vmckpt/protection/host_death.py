@@ -63,9 +63,10 @@ class Case:
     def gone(self) -> bool:
         """Whether the primary's host answers and the guest is no longer running there.
 
-        Either QEMU died, or the guest was paused for a switchover. If the host has restarted, only
-        the journal shows whether the guest had continued without its standby before. A guest that
-        is just stopping does not count: it may have been shut down on request.
+        Either QEMU died, or the guest was switched over, or the host has restarted. If the guest
+        may have continued without its standby, the result is True only if the journal records all
+        permissions. A guest that has stopped otherwise does not count: it may have been shut down
+        on request.
         """
         told = self.ours
         if told.runs is not False:
@@ -125,7 +126,7 @@ def _by_word(case: Case) -> Proof:
 
 
 def _gone(case: Case) -> Proof:
-    _must_be_ready(case, f"{case.guest} is not running on any host")
+    _must_be_ready(case, f"{case.guest} is no longer running on {case.primary}")
     if case.alone:
         raise GuestLocked(
             f"{case.guest} is not running on any host, and its standby on {case.backup} may be"

@@ -32,7 +32,7 @@ class ProtectionFacts:
     qemu: str
     """The QEMU version of the running guest."""
     memory: Sequence[int]
-    """Sizes of the guest's memory files, in bytes."""
+    """Sizes of all blocks of memory that the standby needs, in bytes."""
     disks: Sequence[Mapping[str, Any]]
     """The guest's disks, as model.disk.DiskFacts in JSON."""
     devices: Sequence[str]
@@ -51,11 +51,11 @@ class ProtectionFacts:
     automatic: bool
     max_pause: Seconds
     lease_store: Finding | None = None
-    """The finding on the lease store's replicas."""
+    """The finding on the lease store's replicas; None if automatic failover uses no lease store."""
     standby_there: bool = False
     """The backup has a standby of this guest from a protection without a journal record."""
     unsaved: Refusal | None = None
-    """The first device with which QEMU refuses to save the guest's state; None if none."""
+    """The first reason why QEMU refuses to save the guest's state; None if there is none."""
     missing: tuple[str, ...] = ()
     """Files of the guest that are not copied and are missing on the backup."""
     epoch_cost: EpochCost

@@ -1,7 +1,7 @@
 """Recover an orphaned protection.
 
-Its agents run without a controller, so recovery only restarts agents that are gone, and cleans up
-after a protection that has ended.
+The agents of a protection run without a controller, so recovery only restarts agents that are gone,
+and cleans up after a protection that has ended.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from vmckpt.replication.session import ProtectionOutcome
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler."""
+    """Recover an orphaned protection, as recovery.Handler describes. Raises VmckptError."""
     del policies
     begun = case.step(Step.PROTECT)
     if begun is None:
@@ -91,7 +91,7 @@ def is_abandoned(told: ProtectionStatus) -> bool:
 
 
 async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Settled:
-    """Permit a guest to run unprotected, if its output is waiting for an unreachable backup.
+    """Permit a guest to run unprotected, whose output is waiting for an unreachable backup.
 
     This is needed only if `vmckpt run` is not running. Without a recorder, only the state is
     described. Raises VmckptError.

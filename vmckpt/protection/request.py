@@ -53,7 +53,8 @@ class ProtectRequest:
     terms: Protection
     """The policy's terms with the options of the command applied."""
     storage: str | None = None
-    """Directory on the backup for the standby's images; None: the inventory's default."""
+    """Directory on the backup for the standby's images; None: the inventory's default, else the
+    directories of the guest's images."""
     finder: Finder | None = None
     """The method for finding changed pages; None: the best method that works for the guest."""
     dry_run: bool = False
@@ -86,14 +87,14 @@ class Protected:
     status: dict[str, Any] | None
     """The primary's status once the standby was ready; None if no protection was started."""
     rooms: tuple[Room, ...]
-    """Space for the copied disks, by their virtual size, on each of the backup's file systems;
-    zeros are not sent."""
+    """Space for the new images, by virtual size, on each of the backup's file systems; zeros are
+    not sent."""
     expected_pause: Seconds | None = None
     """How long an epoch is expected to pause the guest; None: this was not measured."""
 
     @property
     def disks_bytes(self) -> Bytes:
-        """Maximum number of disk bytes that are copied."""
+        """Maximum number of disk bytes that are copied to new images."""
         return Bytes(sum(room.needed for room in self.rooms))
 
     def as_json(self) -> dict[str, Any]:

@@ -90,7 +90,9 @@ def decide(
 ) -> ImageAdoption:
     """Return the images on `host` that the standby takes over, with a finding for each disk.
 
-    `before`: None if the host was not queried; `disks`: the disks that are replicated.
+    `before`: None if the host was not queried; `disks`: the disks that are replicated. If `known`
+    or `before` is None, or the guest has a QEMU process on the host, there are no images and only
+    one finding.
     """
     if known is None or before is None:
         return ImageAdoption(findings=[_warning(

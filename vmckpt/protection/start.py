@@ -35,7 +35,7 @@ from vmckpt.units import Bytes, Seconds
 
 _TURN = 0.2
 _PATIENCE = 15.0
-"""How long a watchdog may take to restart an agent that died."""
+"""How long a watchdog may take to restart an agent that died, in seconds."""
 _MARGIN = 0.2
 """The lease's margin, as a share of its lifetime: the holder stops this much earlier, and other
 holders begin this much later."""
@@ -49,9 +49,10 @@ Told = Callable[[ProtectionStatus], None]
 async def protect(
     setting: Setting, request: ProtectRequest, caller: Caller, told: Told
 ) -> Protected:
-    """Protect a guest. Returns once the standby is ready, or immediately if there are blockers.
+    """Protect a guest. Returns once the standby is ready.
 
-    Setting `caller.stop` cancels and leaves the guest as it was. Raises VmckptError, Cancelled.
+    With blockers, or for a dry run, returns only the plan. Setting `caller.stop` cancels and leaves
+    the guest as it was. Raises VmckptError, Cancelled.
     """
     async with agent_client.shared_logins(setting.primary, setting.backup):
         return await _protect(setting, request, caller, told)
@@ -131,7 +132,7 @@ class Beginning:
     async def run(self, told: Told) -> ProtectionStatus:
         """Start the protection. Returns the primary's status once the standby is ready.
 
-        Raises VmckptError after undoing the protection.
+        Raises VmckptError after undoing the protection as far as possible.
         """
         await self.intend()
         try:
@@ -156,7 +157,10 @@ class Beginning:
         await self._step_log.intend(Step.PROTECT, meant)
 
     async def start(self) -> None:
-        """Create the standby and start both agents. After VmckptError, parts of it may be left."""
+        """Create the standby and start both agents.
+
+        After VmckptError, parts of the protection may be left.
+        """
         setting, uuid = self._setting, self._guest.uuid
         if self._request.earlier is not None:
             await self._clear(self._request.earlier)
@@ -264,15 +268,18 @@ class Beginning:
             answers = time.monotonic() if status.agent else answers
             if status.outcome is not None or time.monotonic() - answers > _PATIENCE:
                 raise VmckptError(
-                    f"the primary's agent on {self._setting.primary.name} has stopped:"
-                    f" {status.why or status.says or 'no reason reported'}",
+                    f"the primary's agent on {self._setting.primary.name} has stopped or does not"
+                    f" answer: {status.why or status.says or 'no reason reported'}",
                     hint="run vmckpt recover",
                 )
             told(status)
             await asyncio.sleep(_TURN)
 
     async def _undo(self, why: BaseException) -> None:
-        """Undo the protection; recovery cleans up whatever cannot be undone now."""
+        """Undo the protection, unless the guest died and its standby is complete.
+
+        Recovery cleans up what cannot be undone now.
+        """
         if await self._is_all_there_is():
             self._caller.warn(
                 f"{self._guest.name} died on {self._setting.primary.name}, but its standby is"
@@ -346,7 +353,7 @@ def _as_user(url: str, user: str, password: str) -> str:
 
 
 def _address(host: Host) -> str:
-    """Return the address at which other hosts reach this host."""
+    """Return the address at which other hosts reach this host. Raises BadInput if unknown."""
     if (address := host.address_for_peers) is not None:
         return address
     raise BadInput(

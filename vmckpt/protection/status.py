@@ -50,7 +50,7 @@ class Look:
     in_the_way: str | None
     epoch: int | None
     behind_s: float | None
-    """What would be lost if the host died now (RPO), in seconds."""
+    """What would be lost if the host died now (RPO), in seconds; None if unknown or unprotected."""
     pause_s: float | None
     """Median of the guest's pauses, in seconds."""
     interval_s: float | None
@@ -58,7 +58,7 @@ class Look:
     output_delay_s: float | None
     packets_lost: int
     end: str | None
-    """What happened to the guest, if the protection has ended; None if it is active."""
+    """What happened, if the guest failed over, shut down, panicked or was stopped; else None."""
     next_step: str | None = None
     """What the operator must do now; None: nothing."""
 
@@ -114,7 +114,7 @@ def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, s
 
 
 def has_taken_over(theirs: ProtectionStatus) -> bool:
-    """Return whether the backup reports that it runs the guest."""
+    """Return whether the backup reports that it has taken over the guest."""
     return bool(theirs.outcome == ProtectionOutcome.FAILED_OVER)
 
 

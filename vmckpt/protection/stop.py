@@ -1,6 +1,7 @@
 """End a protection on request: unprotect, planned switchover, failover.
 
-Before the guest is started elsewhere, its dead host is powered off, and the journal records this.
+If a failover powers the guest's host off, it does so before the guest is started on the backup, and
+the journal records this.
 """
 
 import asyncio
@@ -76,7 +77,7 @@ class StopResult:
     why: str
     took: Seconds
     fenced: Fenced | None = None
-    """The host that was powered off; it stays off."""
+    """The host that was powered off, which stays off; None if no host was powered off."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -158,14 +159,14 @@ class PutBack:
 
     did: tuple[str, ...]
     standby_gone: bool
-    """Whether the standby was removed; if not, the backup is silent, but it can never take over."""
+    """Whether the standby was removed; if not, the backup is unreachable, but cannot take over."""
 
 
 async def put_back(known: Known) -> PutBack:
     """End both sides of a protection whose guest is running on the primary.
 
-    The standby is removed first; after that, no host can take over. If the backup is silent, the
-    primary invalidates the standby in the lease store, or the journal has a permission to run
+    The standby is removed first; after that, no host can take over. If the backup is unreachable,
+    the primary invalidates the standby in the lease store, or the journal has a permission to run
     unprotected. Raises VmckptError.
     """
     did, gone = [], True
@@ -190,7 +191,7 @@ async def put_back(known: Known) -> PutBack:
 
 
 async def where(known: Known) -> Host:
-    """Return the host on which the guest is running, according to both hosts' answers.
+    """Return the backup if the guest has failed over, otherwise the primary, from both answers.
 
     With a lease store or `vmckpt run`, a silent backup has not taken over from a running primary.
     Raises VmckptError if the host cannot be determined.
@@ -233,7 +234,7 @@ def _has_forgotten(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
 
 
 async def give_back(known: Known) -> None:
-    """Revoke the lease and its database login. Raises VmckptError."""
+    """Revoke the protection's lease, if any, and its database login. Raises VmckptError."""
     if known.lease is not None:
         from vmckpt.lease import client  # noqa: PLC0415 - loading psycopg takes 0.1 s
 

@@ -47,7 +47,8 @@ class TestedFailover:
 async def begin(known: Known, caller: Caller) -> TestedFailover:
     """Start a test. Returns once the copy is running.
 
-    Setting `caller.stop` cancels the test. Raises VmckptError, Cancelled: no copy is left.
+    Setting `caller.stop` cancels the test. Raises Cancelled, VmckptError. A copy can be left only
+    after OutcomeUnknown, or after RemoteError.
     """
     began = time.monotonic()
     told = await _wish(known, "test")
@@ -118,7 +119,8 @@ async def _wish(
     found = _test(answer) or none
     if found is None:
         raise VmckptError(
-            f"{known.backup.name} does not support failover tests", hint="update vmckpt on the host"
+            f"the standby's agent on {known.backup.name} is too old for failover tests",
+            hint="unprotect the guest, then protect it again",
         )
     return found
 

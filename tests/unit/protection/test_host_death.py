@@ -93,7 +93,7 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
         (
             case(ours=DIED, theirs=EMPTY),
             GuestLocked,
-            "web1 is not running on any host: the standby on beta is not",
+            "web1 is no longer running on alpha: the standby on beta is not",
         ),
         (case(alone=True), GuestLocked, "had permission to run unprotected there.*--host-is-off"),
         (case(alone=True, fence=True), GuestLocked, "had permission to run unprotected there"),

@@ -54,7 +54,7 @@ def has_arrived(theirs: ProtectionStatus) -> bool:
 
 
 def never_ran(theirs: ProtectionStatus) -> bool:
-    """Return whether the target's QEMU is gone and never ran the guest."""
+    """Return whether the target's QEMU and agent are gone, and the guest never ran there."""
     there = theirs.role == "backup" and theirs.outcome in (
         None,
         ProtectionOutcome.LOST,
@@ -66,7 +66,7 @@ async def call_off(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus |
     """Cancel the migration, so that the guest keeps running on the source. Returns None.
 
     If the source has already handed the guest over, the migration is finished instead, and the
-    target's answer is returned. After VmckptError, parts of the migration are left; may be
+    result of `finish` is returned. After VmckptError, parts of the migration may be left; may be
     repeated.
     """
     if has_arrived(await agent_client.status(pair.target, pair.uuid)):

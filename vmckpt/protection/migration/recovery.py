@@ -23,7 +23,10 @@ def begun(steps: Sequence[StoredStep]) -> StoredStep | None:
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler; for an operation in which `begun` finds an open attempt."""
+    """Undo or finish an orphaned migration by epochs, as recovery.Handler describes.
+
+    Raises VmckptError.
+    """
     del policies
     step = begun(case.steps)
     if step is None:

@@ -17,7 +17,7 @@ _ENOUGH = 3
 
 
 class SwitchoverAction(StrEnum):
-    """What to do next."""
+    """The next action in a migration by epochs."""
 
     GO_ON = "go on"
     SWITCH = "switch"
@@ -63,7 +63,10 @@ class SwitchoverDecision:
 
 
 def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
-    """Switch over if the expected downtime is within its limit, even after the time limit."""
+    """Return what to do next.
+
+    If the expected downtime is within its limit, this is a switchover, even after the time limit.
+    """
     downtime = expected(seen.recent) if seen.ready else None
     allowed = show_seconds(limits.max_downtime)
     if downtime is not None and len(seen.recent) >= _ENOUGH and downtime <= limits.max_downtime:
