@@ -48,10 +48,7 @@ class AgentProcess:
     """
 
     def __init__(self, host: Host, args: Sequence[str], remote: Remote | None = None) -> None:
-        """`remote`: a login to use, which stays open; None: the process has its own.
-
-        Raises RemoteError.
-        """
+        """`remote`: a login to use, which stays open; None: the process has its own login."""
         self.host = host
         self._args = tuple(args)
         self._name = args[3] if args[0] == "sh" else args[0]  # after "sh -c SCRIPT"

@@ -202,7 +202,10 @@ def _words(errors: IO[bytes]) -> str:
 
 
 def _password(device: FenceDevice) -> str | None:
-    """Return the device's password; None if there is no password file. Raises InventoryError."""
+    """Return the device's password; None without a password file.
+
+    Raises InventoryError, and ValueError if the password is not one line of printable text.
+    """
     path = device.password_file
     if path is None:
         return None

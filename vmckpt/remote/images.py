@@ -125,7 +125,10 @@ done
 
 
 async def places(host: Remote, paths: Sequence[str]) -> dict[str, Place]:
-    """Check the intended paths of images. Raises RemoteError, also if the host has no qemu-img."""
+    """Return facts about the intended paths of images, by path.
+
+    Raises RemoteError, also if the host has no qemu-img.
+    """
     answer = await host.run(["sh", "-s", "--", *paths], text=_PLACES)
     if answer.status == 127:
         raise RemoteError(

@@ -144,7 +144,7 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
 
 
 def _kernel(release: str) -> tuple[int, int] | None:
-    """Return the version of a kernel release such as "6.12.9-amd64"; None if it is not one."""
+    """Return the version of a kernel release such as "6.12.9-amd64"; None for any other text."""
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", release)
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -204,8 +204,8 @@ async def same_files(source: Remote, target: Remote, files: Sequence[str]) -> di
     Symbolic links are followed first. Then a file with random content is created in the directory
     on the source, read on the target, and removed. This is necessary because equal paths, sizes and
     even inode numbers can belong to different disks of cloned hosts, and a user of both hosts could
-    create a file with the same name. A file in a directory that is not writable is left out,
-    because nothing is known about it. Raises RemoteError.
+    create a file with the same name. If the links lead to equal paths in a directory that is not
+    writable on the source, nothing is known about the file, which is left out. Raises RemoteError.
     """
     here, there = await _resolved(source, files), await _resolved(target, files)
     shared: dict[str, bool | None] = {}

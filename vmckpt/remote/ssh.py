@@ -64,7 +64,7 @@ def command_line(args: Sequence[str]) -> bytes:
 
 
 def last_line(text: str, otherwise: str) -> str:
-    """Return the last line of a command's output, for messages; `otherwise` if it is empty."""
+    """Return the last line of a command's output, for messages; `otherwise` if there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_LONGEST_WORDS] if lines else otherwise
 
@@ -137,8 +137,8 @@ class Remote:
     ) -> Answer:
         """Run one command with `text` as its input. Returns its exit status and output.
 
-        Raises RemoteError if there is no connection, or the command does not finish within
-        `limit`; HostKeyRefused if the host's key is unknown or has changed.
+        Raises RemoteError if there is no connection, or the command does not finish within `limit`
+        or prints more than 8 MiB; HostKeyRefused if the host's key is unknown or has changed.
         """
         client = await self._connected()
         return await asyncio.to_thread(self._run, client, args, text, limit)

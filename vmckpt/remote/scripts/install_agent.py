@@ -43,7 +43,7 @@ class InstallRefused(Exception):
 def install(folder: Path, name: str, digest: str, size: int, program: str) -> None:
     """Install the version `name`.
 
-    After InstallRefused or OSError, the version is not installed, or it is complete and usable.
+    After any exception, the version is not installed, or it is complete and usable.
     """
     make(folder)
     room = os.statvfs(folder)

@@ -39,7 +39,7 @@ class MeasureRefused(Exception):
 
 
 def process_of(uuid: str, name: str) -> int:
-    """Return the process that libvirt recorded as the guest's QEMU, after checking its arguments.
+    """Return the ID of the process that libvirt recorded as the guest's QEMU, if its arguments fit.
 
     Other processes are not considered: any user can start one with the same command line. Raises
     MeasureRefused.
@@ -71,7 +71,7 @@ def backends(command: str, size: int) -> list[int]:
 
 
 def mappings(maps: str, sizes: list[int]) -> list[tuple[int, int]]:
-    """Return the mappings, as (begin, end), of memory blocks with these sizes.
+    """Return the mappings, as (begin, end), of memory blocks with these sizes, the largest first.
 
     `maps`: the text of /proc/PID/maps. Raises MeasureRefused if a block has no mapping.
     """
@@ -170,7 +170,7 @@ class Sampler:
 def memory(uuid: str, name: str, size: int, samples: int, times: list[float]) -> object:
     """Sample a guest's pages now, and again at each of `times`, in seconds from now.
 
-    Returns the answer, as JSON, that `measure.memory_seen` parses. Raises MeasureRefused, OSError.
+    Returns the answer that `measure.memory_seen` parses. Raises MeasureRefused, OSError.
     """
     pid = process_of(uuid, name)
     maps = Path(f"/proc/{pid}/maps").read_text()

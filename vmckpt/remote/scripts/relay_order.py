@@ -3,8 +3,9 @@
     python3 -I -S -c TEXT KEY...
 
 Runs on the host and starts in 20 ms, because it imports few modules. Exits with status 75 if no
-agent waits that has one of the keys; nothing has been read from the standard input then. Otherwise,
-exits with the status of the order.
+waiting agent has one of the keys, if the user is not root, or if other users can change the
+socket's directories; nothing has been read from the standard input then. Otherwise, exits with the
+status of the order.
 """
 
 import os
@@ -23,7 +24,8 @@ CREDENTIALS = 12  # pid, uid and gid, each an int
 def relay(keys: list[str], *, path: str = SOCKET) -> int:
     """Pass descriptors 0, 1 and 2 to the agent that waits, and wait until its order has ended.
 
-    Returns the exit status of the order; NONE if no agent with one of the keys is waiting.
+    Returns the exit status of the order, 1 if it is not known; NONE if no agent of this user with
+    one of the keys is waiting.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.settimeout(_LIMIT)
