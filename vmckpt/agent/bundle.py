@@ -73,7 +73,7 @@ class Bundle:
 
 @cache
 def current() -> Bundle:
-    """Return the bundle of the packages installed here. They are read once per process.
+    """Return the bundle of the packages installed here. It is cached until `forget` is called.
 
     Raises RemoteError if a distribution is missing, and OSError.
     """
@@ -141,7 +141,10 @@ def _is_needed(file: PurePosixPath) -> bool:
 
 
 def archive(bundle: Bundle) -> Path:
-    """Build the bundle's archive unless it exists. Returns its path. Raises OSError."""
+    """Build the bundle's archive unless it exists, and delete older archives. Returns its path.
+
+    Raises OSError.
+    """
     folder = state_folder(os.environ, root=os.geteuid() == 0) / _KEPT
     path = folder / f"{bundle.name}.tar.gz"
     with _making:  # several hosts may need the archive at the same time

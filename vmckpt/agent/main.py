@@ -31,7 +31,8 @@ def main() -> None:
     """Read one order and carry it out. Exits with the status of `carry_out_one`.
 
     With `--wait KEY SECONDS`, also leaves a process behind that carries out further orders; see
-    `waiting`. With `--whole` as well, reports missing modules to the controller.
+    `waiting`. With `--whole` as well, carries out no order if modules are missing, but reports this
+    to the controller.
     """
     if sys.argv[1:2] == ["--wait"]:
         loaded = waiting.load_all()

@@ -127,7 +127,7 @@ def _refusal(monitor: QmpMonitor, wanted: Sequence[Replacement]) -> str | None:
     for card in wanted:
         source = rules.source_of(card.new)
         if source is not None and not _is_there(monitor, *source):
-            return f"{card.card} is connected to {source[1]}, which no longer exists"
+            return f"{card.card} is connected to {source[1]}, which is not active or does not exist"
     return rules.refusal(monitor.described(), wanted)
 
 

@@ -99,7 +99,7 @@ class PutBackOrder:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "PutBackOrder":
-        """Parse an order from its JSON. Raises KeyError, TypeError."""
+        """Parse an order from its JSON. Raises TypeError."""
         return cls(**_fields(told))
 
 
@@ -199,11 +199,13 @@ class ReplicaOrder:
     uri: str
     host: str
     session: Mapping[str, Any] | None = None
-    """The session as JSON."""
+    """`protect`, `stand`: the session as JSON."""
     xml: str = ""
+    """`stand`: domain XML of the guest."""
     peer: str = ""
-    """Certificate of the other host's agent."""
+    """`protect`, `stand`: certificate of the other host's agent."""
     wish: str | None = None
+    """`ask`: a request for the agent; None: only query the agent's status."""
     leave: str = ""
     """`ask`, if `wish` is a permission to run unprotected: name of the request to grant."""
     owner: str | None = None
@@ -211,7 +213,7 @@ class ReplicaOrder:
     standby_gone: bool = False
     """`end` of a primary: no standby can take over any more."""
     define: bool = True
-    """`end` of a primary: the guest stays on this host, and its definition is stored again."""
+    """`end`: the guest belongs to this host, so a primary's definition is stored again."""
     state: str = ""
     """`end`: directory of the files that survive a reboot."""
     images: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -234,7 +236,7 @@ class ReplicaOrder:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "ReplicaOrder":
-        """Parse an order from its JSON. Raises KeyError, TypeError."""
+        """Parse an order from its JSON. Raises TypeError."""
         return cls(**{key: value for key, value in told.items() if key != "do"})
 
 

@@ -19,7 +19,7 @@ from vmckpt.units import Seconds
 
 _INTERVAL = Seconds(0.2)
 _LONGEST = 2000
-"""Maximum length of an error received from the other end, in characters."""
+"""Maximum length of the message and of the hint of a received error, in characters."""
 _GONE: dict[str, Any] = {}
 
 
@@ -127,7 +127,7 @@ def _undone(error: BaseException) -> bool:
 def error_from_json(told: Mapping[str, Any], host: str) -> VmckptError:
     """Return the error that the other end of the connection, on `host`, reported.
 
-    The message does not name a host, so an error is always attributed to the host that reported it.
+    `told` contains no host, so an error is always attributed to the host that reported it.
     An error of an unknown kind becomes a VmckptError.
     """
     name = str(told.get("kind"))

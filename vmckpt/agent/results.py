@@ -66,7 +66,7 @@ class RestoreResult:
     whole: bool = True
     """The disks are complete: the guest no longer reads from the store."""
     links_down: str = ""
-    """Why a fork's links are down although they should be up."""
+    """Why a fork's links are down although they should be up; empty: they are as requested."""
     bases: Mapping[str, str] = field(default_factory=dict)
     """Path of the base image of each disk that is an overlay, by disk name."""
 

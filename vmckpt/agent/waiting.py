@@ -6,9 +6,10 @@ of the order's ssh session. So orders are as separate as with one agent per orde
 crashes or is killed, the others continue. The waiting process has no threads and no connections to
 libvirt, since neither survives a fork.
 
-It listens on /run/vmckpt/agent/socket, and accepts only root from its own namespaces. The client is
-`remote.scripts.relay_order`. It exits when it has received no order for some minutes, when its
-socket was replaced by that of another agent, and when vmckpt's files were changed.
+The waiting process listens on /run/vmckpt/agent/socket, and accepts only root from its own
+namespaces. The client is `remote.scripts.relay_order`. The process exits when it has received no
+order for some minutes, when its socket was replaced by that of another agent, and when vmckpt's
+files were changed.
 """
 
 import gc
@@ -204,7 +205,7 @@ class _Waiting:
                     self._become(line, variables[1])
 
     def _heard(self, line: socket.socket) -> tuple[list[str], dict[bytes, bytes]] | None:
-        """Return the keys and the environment of an order; None if the peer is not accepted."""
+        """Return an order's keys and environment; None if the peer is not accepted or is silent."""
         try:
             line.settimeout(_HANDSHAKE)
             if not is_accepted(line):

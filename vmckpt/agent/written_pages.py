@@ -1,8 +1,8 @@
 """Count the different pages that a guest writes within some seconds, for a forecast.
 
-The guest is not paused while its pages are protected. A page that is pinned for DMA at that moment
-is then counted later or not at all. That would be wrong for a copy of the memory, but it does not
-matter for a forecast.
+The guest is not paused while its pages are being write-protected. A page that is pinned for DMA at
+that moment is counted later or not at all. That would be wrong for a copy of the memory, but it
+does not matter for a forecast.
 """
 
 import time

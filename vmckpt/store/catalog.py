@@ -43,7 +43,7 @@ class Listing:
     stored: Mapping[str, Stored]
     """The listed packs, by ID. Excludes the packs in the argument `without` of `Catalog.load`."""
     unreadable: Mapping[str, StoreError]
-    """Packs whose index is invalid. These packs are neither used nor removed."""
+    """The error of each pack whose index cannot be used, by ID. These packs are not removed."""
 
 
 class Catalog:

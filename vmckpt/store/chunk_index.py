@@ -178,7 +178,7 @@ class Run:
     def places(self, name: bytes) -> list[Place]:
         """Return all places where a chunk is stored.
 
-        There are several places if two writers stored the chunk at the same time.
+        There are several places, for example, if two writers stored the chunk at the same time.
         """
         key = np.frombuffer(name, dtype=np.uint64, count=1)[0]
         at = int(np.searchsorted(self.keys, key))

@@ -17,7 +17,7 @@ from vmckpt.units import Bytes
 
 CACHE = Bytes(64 << 20)
 _PIECE = 4 << 20
-"""Maximum number of bytes that one read takes from a pack, if the wanted chunks are adjacent."""
+"""Maximum total size, in bytes, of the chunks that one read takes from a pack."""
 _TAKEN = 64
 """Number of expected chunks among which adjacent ones are searched for at a time."""
 _GAP = 64 << 10

@@ -51,7 +51,7 @@ def listen(listener: Callable[[str], None] | None) -> None:
 
 
 def fault(point: str) -> None:
-    """Kill the process if `VMCKPT_FAULT` names this point."""
+    """Call the listener, if any, and kill the process if `VMCKPT_FAULT` names this point."""
     if _listener is not None:
         _listener(point)
     asked = os.environ.get("VMCKPT_FAULT")

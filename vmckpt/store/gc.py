@@ -140,8 +140,8 @@ def collect(
     """Remove objects marked earlier, rewrite sparse packs, and mark unneeded objects for deletion.
 
     For `grace` and `life` see `GcTerms`. With `dry_run` nothing is changed. Raises StoreError.
-    Raises StoreDamaged or StoreNewer if a manifest cannot be read. In that case nothing is removed,
-    because it is not known which chunks the manifest needs.
+    Raises StoreDamaged or StoreNewer if a manifest cannot be read. In that case only locks of dead
+    processes are removed, because it is not known which chunks the manifest needs.
     """
     terms = GcTerms(grace=grace, life=life)
     if dry_run:
@@ -187,8 +187,8 @@ def named_by(store: Store, references: References) -> Iterable[tuple[str, Names]
 def take_lock(backend: Backend, life: Seconds) -> Lock:
     """Take the lock for garbage collection or repair.
 
-    Another process's lock is considered dead once it is `life` seconds old. Raises StoreError if
-    another process holds the lock.
+    Another process's lock is considered dead if it was not refreshed for `life` seconds. Raises
+    StoreError if another process holds the lock.
     """
     lock = Lock(backend, LockPurpose.GC)
     if lock.take():

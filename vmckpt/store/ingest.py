@@ -54,7 +54,7 @@ class Sink(Protocol):
         """Store a chunk. Returns a future for its digest."""
 
     def has(self, digest: bytes) -> bool:
-        """Return whether the store contains a chunk and will keep it for this writer."""
+        """Return whether a chunk is stored or being stored, and will be kept for this writer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Table:
         """
         index = len(self._known) // DIGEST + len(self._coming)
         if index >= MOST_CHUNKS:
-            raise StoreError("the guest is too large for one snapshot (16 TiB of memory at most)")
+            raise StoreError(f"the snapshot is too large: it needs more than {MOST_CHUNKS} chunks")
         self._coming.append(chunk)
         self._settle(wait=False)
         return index
@@ -245,7 +245,7 @@ class _One:
         return self._map
 
     def _let_go(self) -> None:
-        """Release the memory of the chain's mapped files: 40 bytes per guest page."""
+        """Release the memory of mapped maps and prints: 40 bytes for each page of the guest."""
         mapped: list[Prints | Map | None] = [self._prints, self._map]
         if self._past is not None:
             mapped += [self._past.prints, self._past.map]

@@ -125,7 +125,9 @@ class Lock:
             for one in self._backend.keys(self.key):
                 return one.modified_at
             self._ours()
-            raise StoreError(f"{self._backend.where} does not list {self.key}, a new lock")
+            raise StoreError(
+                f"{self._backend.where} does not list {self.key}, which was just written"
+            )
 
     def still_ours(self) -> None:
         """Raise StoreError if the lock has expired or was removed."""

@@ -222,7 +222,7 @@ class Writer:
             raise
 
     def has(self, digest: bytes) -> bool:
-        """Return whether a chunk is or is being stored, and will be kept for this writer."""
+        """Return whether a chunk is stored or being stored, and will be kept for this writer."""
         name = self._sealing.name_of(digest)
         with self._guard:
             return name in self._under_way or bool(self._index.places(name))

@@ -42,7 +42,7 @@ class ParentState:
     chunks: Sequence[bytes]
     regions: Mapping[str, Past]
     extra: Mapping[str, Any]
-    """Data of the capture methods, such as libvirt's checkpoint and the epoch of the last copy."""
+    """Other data, such as the ID of libvirt's checkpoint and the number of the last capture."""
 
 
 def load(folder: Path) -> ParentState | None:

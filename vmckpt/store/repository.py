@@ -67,7 +67,7 @@ class Store:
         raw = format_manifest.written(_FORMAT, made)
         # A retried put may find the object that the first attempt wrote.
         if not backend.put(_FORMAT, raw) and backend.get(_FORMAT) != raw:
-            raise BadInput(f"{backend.where} is already a store")
+            raise BadInput(f"{backend.where} already contains a store")
         return cls(backend, str(made["id"]), cache)
 
     @classmethod
@@ -118,7 +118,8 @@ class Store:
         """Make a snapshot visible. Call this after `writer.finish()` and before the writer closes.
 
         Raises BadInput if a different snapshot has this ID, StoreError, and ValueError if the
-        writer has not finished. After any of these errors the snapshot is not visible.
+        writer has not finished. The snapshot is then not visible, unless the store failed: then
+        this is unknown.
         """
         key = f"snapshots/{_checked(id_)}"
         if not writer.finished:
@@ -308,7 +309,10 @@ def opened(place: StorePlace, *, cache: Path | None = None) -> Store:
 
 
 def identified(place: StorePlace) -> StorePlace:
-    """Fill in the store's ID. Returns `place` unchanged if the store cannot be opened here."""
+    """Fill in the store's ID. Returns `place` unchanged if the store cannot be opened here.
+
+    Raises BadInput for an invalid URL.
+    """
     try:
         return replace(place, id=opened(place).id)
     except StoreError:

@@ -29,10 +29,10 @@ class Wrong:
     """The object's key."""
     what: str
     snapshots: tuple[str, ...] = ()
-    """Snapshots that cannot be restored because of this damage."""
+    """Snapshots that cannot be restored without this object."""
     kind: type[StoreError] = StoreDamaged
-    """StoreDamaged: the object is damaged. StoreError: the object could not be read, so whether it
-    is damaged is unknown."""
+    """StoreDamaged: the object is damaged, or has a newer version. StoreError: the object could not
+    be read, so whether it is damaged is unknown."""
 
     def __str__(self) -> str:
         needed = f"; needed by {', '.join(self.snapshots)}" if self.snapshots else ""
@@ -214,7 +214,7 @@ def _manifests(
 
 
 def unread(error: StoreError) -> type[StoreError]:
-    """Return StoreDamaged if an error means damage, and StoreError if the store did not answer."""
+    """Return StoreDamaged for damage or a newer version, and StoreError if a read failed."""
     return StoreDamaged if isinstance(error, StoreDamaged | StoreNewer) else StoreError
 
 

@@ -224,7 +224,7 @@ def test_a_controller_that_is_gone_leaves_no_card_unplugged(guest: Guest, tmp_pa
         (lambda guest: guest.cards.append(guest.cards[0]), "2 network cards have the MAC"),
         (
             lambda guest: guest.cards[1].find("source").set("bridge", "br-gone"),
-            "net1 is connected to br-gone, which no longer exists",
+            "net1 is connected to br-gone, which is not active or does not exist",
         ),
     ],
     ids=["paused", "equal", "no-bridge"],

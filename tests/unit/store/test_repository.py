@@ -126,7 +126,7 @@ def test_a_writer_that_is_taken_for_dead_while_it_publishes_has_published_nothin
 
 def test_a_store_is_made_once_and_opened_only_if_it_is_one(tmp_path: Path) -> None:
     new_store(tmp_path / "s")
-    with pytest.raises(BadInput, match="is already a store"):
+    with pytest.raises(BadInput, match="already contains a store"):
         new_store(tmp_path / "s")
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotInStore, match=r"empty is not a store; create one"):

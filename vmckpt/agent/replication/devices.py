@@ -68,7 +68,7 @@ class Devices:
 
     @property
     def told(self) -> bool:
-        """Return whether libvirt has reported a change since the last full comparison."""
+        """Return whether libvirt has reported a change since the last complete comparison."""
         return self._told.is_set()
 
     @property
@@ -150,7 +150,7 @@ class _Found:
 
     @classmethod
     def of(cls, monitor: Commands) -> Self:
-        """Raises HypervisorError."""
+        """Query QEMU for the devices. Raises HypervisorError."""
         names = _names(monitor)
         while True:
             told = monitor.ask("query-memory-devices")
@@ -170,7 +170,7 @@ class _Found:
     def digest(self, less: int = 0) -> str:
         """Return a digest of devices, disks and memory sizes.
 
-        `less`: bytes by which the plugged memory counts as smaller.
+        `less`: number of bytes to subtract from the size of the plugged memory.
         """
         buses = [
             sorted(

@@ -191,7 +191,7 @@ def _note(session: Session, folder: Path, stopped: float) -> None:
 
 
 def _wait_for_libvirt(session: Session) -> None:
-    """Wait until libvirt has cleaned up after QEMU and made root the owner of the guest's images.
+    """Wait up to 10 s until libvirt has cleaned up after QEMU and reset the owners of the images.
 
     Raises HypervisorError.
     """

@@ -1,7 +1,7 @@
 """The agent of a protection: runs beside the guest or its standby until the protection ends.
 
-Started as `python -m vmckpt.agent.replication.main FOLDER`. This directory contains all of the
-agent's state, so the agent can be restarted at any time and continues from that state.
+Started as `python -m vmckpt.agent.replication.main FOLDER`. FOLDER contains all of the agent's
+state, so the agent can be restarted at any time and continues from that state.
 """
 
 import logging
@@ -39,7 +39,8 @@ def _bound_log(folder: Path) -> None:
 def main() -> None:
     """Run the agent.
 
-    Exits with status 0 once the protection has ended, and 1 if the agent must be restarted.
+    Exits with status 0 once the protection has ended or if none is recorded, and 1 if the agent
+    must be restarted.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
     os.umask(0o022)  # QEMU needs access to some of our directories; private files set their mode

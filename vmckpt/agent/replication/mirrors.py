@@ -35,6 +35,7 @@ class Mirrors:
     def begin(self) -> bool:
         """Start the mirrors that are not running. Returns whether any mirror was missing.
 
+        If so, and if there are several disks, restarts all mirrors, each with an empty log.
         Raises DiskLogError, HypervisorError, BadInput, OSError.
         """
         resync.end(self._monitor, self._reading)

@@ -58,7 +58,7 @@ _TURN = 0.05
 def carry_out(order: ReplicaOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Carry out one step of a protection; `_WHAT` lists the steps.
 
-    Returns the step's answer. Raises VmckptError.
+    Returns the step's answer. Raises VmckptError, OSError, ValueError.
     """
     del channel
     if order.what not in _WHAT:
@@ -67,7 +67,10 @@ def carry_out(order: ReplicaOrder, channel: ControllerChannel) -> dict[str, Any]
 
 
 def _identity(order: ReplicaOrder) -> dict[str, Any]:
-    """Create a certificate for a new session. Raises BadInput if an earlier session exists."""
+    """Create a certificate for a new session. Returns it, and the user and group of QEMU.
+
+    Raises BadInput if an earlier session has not ended.
+    """
     _must_be_free(order)
     return {
         "certificate": protocol_connection.make_identity(make_folder(order.guest)),
@@ -194,7 +197,7 @@ def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[st
 def _end(order: ReplicaOrder) -> dict[str, Any]:
     """End a protection on this host, and remove all its files and processes; may be repeated.
 
-    Returns what was done, under "did".
+    Returns what was done, under "did", and "given" if a migration had handed the guest over.
     """
     session = Session.read(folder_of(order.guest))
     if session is None:
@@ -457,7 +460,7 @@ def _renewed(client: LeaseClient, folder: Path) -> float | None:
 
 
 def _revive(order: ReplicaOrder) -> dict[str, Any]:
-    """Start the agent of a session if the agent is not running and no watchdog restarts it.
+    """Restart the agent of a session if it does not answer and the protection has not ended.
 
     Returns what was done, under "did". Raises RemoteError if the agent does not start.
     """

@@ -64,7 +64,7 @@ def unprotect(
 def renewed(session: Session, sent: float) -> None:
     """Extend the kernel's timer in QEMU after a process other than the agent renewed the lease.
 
-    `sent`: when the renewal was sent. Raises VmckptError, OSError.
+    `sent`: when the renewal was sent, by CLOCK_BOOTTIME. Raises VmckptError, OSError.
     """
     process = identity.hold(session.guest)
     if process is None or session.lease is None:
@@ -105,7 +105,8 @@ def define(session: Session) -> None:
 def define_kept(state: str, *, host: str, uri: str) -> bool:
     """Define the guest from the file that `keep_definition` wrote, after a reboot.
 
-    Returns whether that file could be read. Raises HypervisorError.
+    Then removes the directory `state`. Returns whether the file could be read. Raises
+    HypervisorError.
     """
     file = Path(state) / _DEFINITION
     try:
@@ -120,7 +121,7 @@ def define_kept(state: str, *, host: str, uri: str) -> bool:
 def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     """End the protection of a guest whose QEMU is gone.
 
-    `wished`: the guest shut down, panicked or was stopped on request; otherwise the backup takes
+    `wished`: the guest shut down, panicked or was stopped on request; otherwise the backup may take
     over. Raises VmckptError, OSError.
     """
     wished = wished or ended_by_wish(folder)  # as recorded by an earlier agent
@@ -158,9 +159,9 @@ def ended_by_wish(folder: Path) -> bool:
 
 
 def watchdog_kill_reason(folder: Path) -> str | None:
-    """Return why the watchdog or the kernel's lease timer killed a guest; None if neither did.
+    """Return why the watchdog killed a guest, or that the kernel's lease timer may have killed it.
 
-    The guest's QEMU must be gone.
+    Returns None if neither is the case. The guest's QEMU must be gone.
     """
     try:
         _, _, why = (folder / watchdog_process.KILLED).read_text().strip().partition(" ")

@@ -124,7 +124,7 @@ class Trials:
             self._thread.join()
 
     def as_json(self) -> dict[str, Any] | None:
-        """Return the state of the test; None if there is none."""
+        """Return the state of the test; None if there is none. A failed test stays until `end`."""
         if self._trial is None or self._thread is None:
             return None
         told = self._trial.as_json()

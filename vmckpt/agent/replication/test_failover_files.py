@@ -32,7 +32,7 @@ _ENDS = Seconds(10.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """The record of one test."""
+    """The record of one failover test."""
 
     uuid: str
     """UUID of the test's guest."""
@@ -46,7 +46,7 @@ class Traces:
 
     @classmethod
     def read(cls, state: Path) -> Self | None:
-        """Read the record. Returns None if there is no test. Raises BadInput if it is invalid."""
+        """Return the record; None if there is no test. Raises BadInput if it cannot be read."""
         try:
             told = json.loads((state / _FILE).read_text())
             return cls(**{**told, "files": tuple(told["files"])})
@@ -149,7 +149,7 @@ def clear(session: Session) -> None:
 
 
 def forget_files(state: Path) -> bool:
-    """Remove the files of a test after its host was rebooted. Returns whether there was a test.
+    """Remove the files of a test whose QEMU is gone. Returns whether there was a test.
 
     Raises BadInput, OSError.
     """

@@ -48,7 +48,7 @@ class BaseImage:
 
 
 class Base(Protocol):
-    """The content of a base image; `capture.nbd.client.Client` has it."""
+    """The content of a base image; implemented by `capture.nbd.client.Client`."""
 
     @property
     def size(self) -> int: ...
@@ -129,7 +129,7 @@ def _line(said: str) -> str:
 
 
 class Comparison:
-    """Compares a disk with its base image, unit by unit, when a part is asked for.
+    """Compares a disk with its base image, unit by unit, when `kinds` needs the result.
 
     Several threads may call `kinds`.
     """
@@ -194,7 +194,7 @@ class Comparison:
         return found
 
     def _base_zeros(self, begin: int, length: int) -> "np.typing.NDArray[np.bool_]":
-        """Return which units of the base image are zero; units beyond its end are."""
+        """Return which units of the base image are zero; units beyond its end count as zero."""
         found = np.ones(-(-length // _UNIT), dtype=bool)
         there = min(length, self._base.size - begin)
         if there > 0:

@@ -34,7 +34,9 @@ from vmckpt.units import Seconds
 from vmckpt.util import atomic_file, host_directories
 
 _ORDER = "order.json"
-_COMES = "come in from it on"
+_COMES = "still reads its disks from this snapshot on"
+_COMES_OLD = "come in from it on"
+"""The words of pins that earlier versions stored."""
 _TURN = Seconds(0.2)
 _AGAIN = Seconds(2.0)
 _ARRIVES = Seconds(20.0)
@@ -120,19 +122,24 @@ def _pin(store: Store, order: RestoreOrder) -> None:
     known = store.pin_reason(order.snapshot)
     if known is None:
         store.pin(order.snapshot, _why(order))
-    elif _COMES in known and _why(order) not in known.split("; "):
+    elif (_COMES in known or _COMES_OLD in known) and not _whys(order) & set(known.split("; ")):
         store.pin(order.snapshot, f"{known}; {_why(order)}")
 
 
 def _why(order: RestoreOrder) -> str:
-    return f"the disks of {order.guest} {_COMES} {order.host}"
+    return f"guest {order.guest} {_COMES} {order.host}"
+
+
+def _whys(order: RestoreOrder) -> set[str]:
+    """Return the reason that `_pin` stores, and the reason that earlier versions stored."""
+    return {_why(order), f"the disks of {order.guest} {_COMES_OLD} {order.host}"}
 
 
 def _end(folder: Path, store: Store, order: RestoreOrder) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(StoreError):
         known = (store.pin_reason(order.snapshot) or "").split("; ")
-        rest = [one for one in known if one != _why(order)]
+        rest = [one for one in known if one not in _whys(order)]
         if len(rest) < len(known):
             store.pin(order.snapshot, "; ".join(rest)) if rest else store.unpin(order.snapshot)
 

@@ -35,7 +35,7 @@ class MacResult:
     kept: str = ""
     """Why a card may still have the original's address; empty: all cards have their own."""
     addresses: tuple[str, ...] = ()
-    """IP addresses of the guest, each with its interface."""
+    """IP addresses of the guest, each with its interface; empty if no MAC address was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ def kept_macs(order: RestoreOrder, why: str) -> str:
         name, macs = order.guest, []
     ups = "; ".join(f"virsh domif-setlink {name} {mac or 'MAC'} up" for mac in macs or [""])
     return (
-        f"the network cards of {name} have the original's MAC addresses, because {why}; their links"
-        f" stay down. To connect {name}, restart it with its own addresses: virsh destroy {name};"
-        f" virsh start {name}; {ups}"
+        f"the network cards of {name} may still have the original's MAC addresses, because {why};"
+        f" their links stay down. To connect {name}, restart it with its own addresses:"
+        f" virsh destroy {name}; virsh start {name}; {ups}"
     )
 
 
@@ -109,7 +109,8 @@ def same_addresses(order: RestoreOrder, before: MacResult) -> Iterator[str]:
     if same := [one for one in before.addresses if one in now]:
         yield (
             f"{name} has the IP addresses of its original: {', '.join(same)}; if both are on one"
-            " network, change them in the guest before its links are up (see --on-restore)"
+            " network, change them in the guest (a command given with --on-restore can do this"
+            " before the links are up)"
         )
 
 

@@ -335,7 +335,7 @@ def restore(
 
 
 def _empty(order: RestoreOrder) -> list[str]:
-    """Return the names of the images whose paths do not exist yet."""
+    """Return the names of the disks and small files whose paths do not exist yet."""
     return [name for name, path in order.images.items() if not Path(path).exists()]
 
 

@@ -107,7 +107,7 @@ class RamRegion:
 
 
 class DiskRegion:
-    """A disk of an open libvirt backup."""
+    """A disk, read from an open libvirt backup or, if the guest is off, from its image."""
 
     kind = Kind.DISK
 
@@ -202,7 +202,8 @@ _STANDS_STILL = Seconds(10.0)
 def create(order: CreateOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Take a snapshot. Returns a CreateResult as JSON.
 
-    Raises VmckptError or OSError; the guest is then in its previous state.
+    Raises VmckptError or OSError. The guest is then in its previous state, unless the error's
+    `undone` is false.
     """
     with (
         spool.held(order.folder, patience=Seconds(0.0)) as lock,
@@ -349,7 +350,7 @@ class SnapshotCreator:
         if not disks.plan.captured:
             raise BadInput(
                 f"{self._monitor.name} on {self._order.host} has no disk that can be captured",
-                hint="omit --no-memory",
+                hint="to capture its memory, omit --no-memory, and start the guest if it is off",
             )
         if self._off:
             self._taken(disks)
@@ -471,7 +472,8 @@ class SnapshotCreator:
     def _afterwards(self, *acts: Callable[[], object]) -> None:
         """Run `acts` after the snapshot is stored.
 
-        If one of them fails, only the next snapshot becomes slower.
+        If one of them fails, only the next snapshot becomes slower. Raises VmckptError if the
+        failure leaves the guest changed.
         """
         for act in acts:
             try:

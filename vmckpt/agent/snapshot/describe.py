@@ -20,7 +20,7 @@ _LONGEST, _MOST = 255, 64
 
 
 def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> PrivateFacts:
-    """Return the private metadata, which the manifest contains in encrypted form.
+    """Return the private metadata, which an encrypted snapshot stores in encrypted form.
 
     Raises ValueError if the XML is invalid.
     """

@@ -47,18 +47,18 @@ class Memory:
     phases: Mapping[str, Seconds] | None = None
     """Duration of each phase of the pause, if known."""
     copy: int | None = None
-    """Number of this capture, to which the next capture may refer; None: it cannot refer to it."""
+    """Number of this capture, for the next capture; None: the next capture reads all memory."""
     since: int | None = None
     """Number of the previous capture, to which `changed` refers."""
     changed: Mapping[str, Flags] | None = None
-    """For each block, the pages that may differ from that capture; None: any page may."""
+    """For each block, the pages that may differ from the capture `since`; None: any page may."""
     copied: Mapping[str, Flags] | None = None
     """For each block, the pages that the image contains; None: all pages."""
 
     def release(self) -> None:
-        """Remove the image, once it is stored or abandoned, unless it is the guest's last copy.
+        """Remove the image, once it is stored or abandoned. Raises OSError.
 
-        Raises OSError.
+        Keeps an image of method `shared`, with which the next capture compares the memory.
         """
         if self.way is not MemoryMethod.SHARED:
             self.image.remove()
@@ -88,7 +88,7 @@ def capture(
 
     Resources that must stay open until the memory is stored are entered on `stack`. If the first
     method does not work, the next method calls the hooks again. Raises CannotCapture,
-    CaptureFailed, HypervisorError, GuestLocked, RemoteError, OSError or Cancelled.
+    CannotTrack, CaptureFailed, HypervisorError, GuestLocked, RemoteError, OSError or Cancelled.
     """
     with ExitStack() as tracking:
         facts, tracked = _look(monitor, wanted.way, tracking)
@@ -118,7 +118,7 @@ def capture(
 def _look(
     monitor: QmpMonitor, way: MemoryMethod, stack: ExitStack
 ) -> tuple[CaptureFacts, Tracked | None]:
-    """Return the facts, and the guest's write tracking, which is entered on `stack`.
+    """Return the facts, and the guest's write tracking, entered on `stack`; None: not tracked.
 
     Raises HypervisorError, GuestLocked.
     """

@@ -18,7 +18,7 @@ class MemoryParent:
     """The memory of the previous snapshot, as the next capture needs it."""
 
     number: int | None
-    """Number of its capture; None: unchanged pages cannot be taken from it."""
+    """Number of the memory's capture; None: unchanged pages cannot be taken from the snapshot."""
     why: str
     """Why `number` is None."""
     maps: Mapping[str, Map] = field(default_factory=lambda: MappingProxyType({}))
@@ -31,7 +31,7 @@ def memory_parent(past: ParentState | None, has: Callable[[bytes], bool]) -> Mem
         name: one.map for name, one in past.regions.items() if one.prints is not None
     }  # fmt: skip
     if past is None or not maps or past.extra.get("copy") is None:
-        return MemoryParent(None, "this host has no state of an earlier snapshot in this store")
+        return MemoryParent(None, "this host has no earlier snapshot in this store to build on")
     used = np.zeros(len(past.chunks), dtype=np.bool_)
     for map_ in maps.values():
         used[slots_of(map_[map_ != ZERO])[0]] = True

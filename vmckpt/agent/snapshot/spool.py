@@ -16,7 +16,7 @@ _TURN = Seconds(0.1)
 
 @contextmanager
 def held(folder: Path, *, patience: Seconds) -> Iterator[int]:
-    """Hold the lock of a snapshot while the block lasts. Yields its file descriptor.
+    """Hold the lock of a directory, such as a snapshot's, during the block. Yields its descriptor.
 
     A process that inherits the descriptor holds the lock until it closes the descriptor.
     `patience`: how long to wait for the lock. Raises GuestLocked, OSError.
@@ -47,7 +47,7 @@ def sweep(spool: Path) -> None:
 def _taken(path: Path, patience: Seconds, what: str) -> int:
     """Lock the lock file at `path`. Returns its file descriptor.
 
-    `patience`: maximum wait; `what`: name of the snapshot, for the error. Raises GuestLocked,
+    `patience`: maximum wait; `what`: name of the directory, for the error. Raises GuestLocked,
     OSError.
     """
     give_up = time.monotonic() + patience

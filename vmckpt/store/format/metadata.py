@@ -52,11 +52,11 @@ class Public:
     guest_uuid: Uuid
     contents: Contents
     made_at: Annotated[float, Field(ge=0, lt=1 << 40)]
-    """When the guest was paused, in seconds since 1970."""
+    """When the guest was captured, in seconds since 1970."""
     by: Word
     """The user and host that requested the snapshot, such as "root@controller"."""
     host: Word
-    """The host on which the guest was running."""
+    """The guest's host when the snapshot was created."""
     parent: SnapshotId | None
     """The guest's previous snapshot, which is not needed to read this snapshot."""
     group: Annotated[str, Field(pattern=r"^g-[a-z2-7]{16}$")] | None
@@ -74,7 +74,7 @@ class Public:
     epoch: Count
     """The number of earlier snapshots in the guest's chain."""
     owner: Word
-    """Token of the lease under which the snapshot was created."""
+    """Name and token of the lease under which the snapshot was created; empty: no lease."""
     tags: Labels
     """The operator's tags, and `SCHEDULE`."""
     domain: Word = ""

@@ -207,7 +207,10 @@ def salvage(data: bytes) -> tuple[NDArray[np.void], NDArray[np.void]]:
 def checked_box(name: bytes, box: bytes | memoryview, plain: int) -> None:
     """Check a sealed chunk's name and sizes. Raises BadInput."""
     if len(name) != NAME or len(box) > MOST_BOX or not 0 < plain <= MOST_PLAIN:
-        raise BadInput(f"invalid chunk of {plain} bytes; valid sizes: 1 to {MOST_PLAIN} bytes")
+        raise BadInput(
+            f"invalid chunk of {plain} bytes, sealed {len(box)} bytes, with a name of {len(name)}"
+            f" bytes; valid: 1 to {MOST_PLAIN}, at most {MOST_BOX}, and {NAME}"
+        )
 
 
 def _version(foreign: bool) -> int:

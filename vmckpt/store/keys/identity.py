@@ -106,7 +106,7 @@ def unlocked(told: bytes, passphrase: Passphrase, where: str) -> bytes:
     if not _CHEAPEST <= head[0] <= _DEAREST:
         raise KeyRefused(
             f"{where}: scrypt cost 2^{head[0]} is not between 2^{_CHEAPEST} and 2^{_DEAREST}",
-            hint="specify an intact copy of the file with --identity",
+            hint="specify an intact copy of the file",
         )
     try:
         return _cipher(head, passphrase()).decrypt(bytes(12), box, head)

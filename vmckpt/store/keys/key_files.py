@@ -116,7 +116,10 @@ def names(path: Path, suffix: str) -> list[str]:
 
 
 def folder(path: Path) -> None:
-    """Create a directory and its parents, with mode 0700. Keeps existing directories."""
+    """Create a directory and its parents, with mode 0700. Keeps existing directories.
+
+    Raises OSError.
+    """
     if path.is_dir():
         return
     folder(path.parent)

@@ -147,7 +147,7 @@ class Keyring:
     def add_admin(self, name: str, text: str) -> Named:
         """Add an administrator's key. New snapshots are encrypted for this key as well.
 
-        Raises KeyRefused.
+        If there is no salt yet, creates the salt. Raises KeyRefused.
         """
         named = Named(name, parse_key(text, KeyKind.ADMIN), KeyKind.ADMIN)
         _usable(named.key)

@@ -116,6 +116,27 @@ def test_keepers_take_back_only_their_own_pins(tmp_path: Path) -> None:
     assert store.pin_reason(id_) == "until the audit is over"
 
 
+def test_a_pin_of_an_earlier_version_is_still_recognised(tmp_path: Path) -> None:
+    store, id_ = new_store(tmp_path / "s"), "s-aaaaaaaaaaaaaaaa"
+    write(store, id_, chunks(1, 2))
+    one, two = (
+        SimpleNamespace(snapshot=id_, guest=guest, host="alpha") for guest in ("g1", "g2")
+    )  # fmt: skip
+    pin: Any = lazy_server._pin
+    end: Any = lazy_server._end
+    old = "the disks of g1 come in from it on alpha"
+    new = "guest g2 still reads its disks from this snapshot on alpha"
+    store.pin(id_, old)
+    pin(store, one)  # a restarted server of the same guest
+    assert store.pin_reason(id_) == old
+    pin(store, two)
+    assert store.pin_reason(id_) == f"{old}; {new}"
+    end(tmp_path / "f", store, one)
+    assert store.pin_reason(id_) == new
+    end(tmp_path / "f", store, two)
+    assert store.pins() == set()
+
+
 def test_disks_that_changed_places_are_read_whole() -> None:
     parent = Parent(
         id="s-1", made_at=0, sizes={"vda": Bytes(GIB), "vdb": Bytes(GIB)},

@@ -48,7 +48,7 @@ def test_a_base_image_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_links_that_stay_down_are_an_error(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = "the network cards of fork have the original's MAC addresses"
+    why = "the network cards of fork may still have the original's MAC addresses"
 
     async def restored(*_: object) -> object:
         return replace(RESTORED, guest="fork", links_down=why)
