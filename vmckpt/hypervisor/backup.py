@@ -18,7 +18,7 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import block, domain_xml
+from vmckpt.hypervisor import block, domain_xml, storage
 from vmckpt.hypervisor.qmp import DomainCaller
 from vmckpt.model.disk import MARK, BackupOrder, Checkpoint, DiskFacts, OpenBackup, OpenDisk
 from vmckpt.units import Seconds
@@ -243,7 +243,8 @@ class Backups:
 
 
 def _facts(domain: libvirt.virDomain) -> tuple[DiskFacts, ...]:
-    return block.read_facts(domain.XMLDesc(), block.nodes(domain) if domain.isActive() else {})
+    xml = storage.with_volumes_by_path(domain.connect(), domain.XMLDesc())
+    return block.read_facts(xml, block.nodes(domain) if domain.isActive() else {})
 
 
 def _opened(domain: libvirt.virDomain) -> OpenBackup | None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import block, domain_xml
+from vmckpt.hypervisor import block, domain_xml, storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.qmp import DomainCaller
 from vmckpt.model.disk import DiskFacts
@@ -394,7 +394,9 @@ class Found:
 
     active: bool
     stored: str | None
-    """The guest's stored definition with passwords; None: the guest is transient."""
+    """The guest's stored definition with passwords, and volumes of storage pools given by path;
+    None: the guest is transient.
+    """
 
 
 async def inspect_guest(hypervisor: Hypervisor, uuid: str) -> Found | None:
@@ -405,7 +407,9 @@ async def inspect_guest(hypervisor: Hypervisor, uuid: str) -> Found | None:
 
     def read(connection: libvirt.virConnect) -> Found | None:
         domain = _found(connection, uuid)
-        return None if domain is None else Found(bool(domain.isActive()), _text(domain))
+        if domain is None:
+            return None
+        return Found(bool(domain.isActive()), _by_path(connection, _text(domain)))
 
     return await hypervisor.query("reading the guest's definition", read)
 
@@ -415,14 +419,14 @@ async def put_right(
 ) -> bool:
     """Store a definition derived from the stored definition. A running guest is not affected.
 
-    `decide` gets the stored definition, or None if there is none, and returns the definition to
-    store, or None to change nothing. Returns whether a definition was stored. Raises
+    `decide` gets the stored definition, in which volumes of storage pools are given by path, or
+    None if there is none. It returns the definition to store, or None to change nothing. Returns whether a definition was stored. Raises
     HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> bool:
         domain = _found(connection, uuid)
-        wanted = decide(None if domain is None else _text(domain))
+        wanted = decide(None if domain is None else _by_path(connection, _text(domain)))
         if wanted is not None:
             connection.defineXML(wanted)
         return wanted is not None
@@ -437,6 +441,10 @@ def _found(connection: libvirt.virConnect, uuid: str) -> libvirt.virDomain | Non
         if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
             return None
         raise
+
+
+def _by_path(connection: libvirt.virConnect, stored: str | None) -> str | None:
+    return None if stored is None else storage.with_volumes_by_path(connection, stored)
 
 
 def _text(domain: libvirt.virDomain) -> str | None:

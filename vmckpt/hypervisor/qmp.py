@@ -16,7 +16,7 @@ import libvirt_qemu
 
 from vmckpt.errors import HostUnreachable, HypervisorError, OutcomeUnknown
 from vmckpt.hypervisor import connection as hypervisor_connection
-from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor import domain_xml, storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.units import Seconds
 
@@ -126,9 +126,15 @@ class QmpMonitor:
         return tuple(state) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
 
     def xml(self) -> str:
-        """Return the running guest's XML for a restore, with passwords. Raises HypervisorError."""
+        """Return the running guest's XML for a restore, with passwords.
+
+        Volumes of storage pools are given by path. Raises HypervisorError.
+        """
         flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
-        return self._call("reading the guest's XML", lambda: self._domain.XMLDesc(flags))
+        return self._call(
+            "reading the guest's XML",
+            lambda: storage.with_volumes_by_path(self._connection, self._domain.XMLDesc(flags)),
+        )
 
     def described(self) -> str:
         """Return the running guest's XML with device aliases and without passwords.

@@ -236,6 +236,31 @@ def volume_paths(connection: libvirt.virConnect, xml: str) -> dict[str, str]:
     return found
 
 
+def with_volumes_by_path(connection: libvirt.virConnect, xml: str) -> str:
+    """Return a domain XML in which files and block devices replace the volumes of storage pools.
+
+    Volumes that this host does not have, or that have no path, are unchanged. Raises libvirtError,
+    ValueError.
+    """
+    if "volume" not in xml:
+        return xml
+    paths = volume_paths(connection, xml)
+    if not paths:
+        return xml
+    root = domain_xml.tree(xml, "domain")
+    for disk in root.iterfind("devices/disk[@type='volume']"):
+        source, target = disk.find("source"), disk.find("target")
+        path = paths.get("?" if target is None else target.get("dev", "?"))
+        if source is None or path is None:
+            continue
+        for key in ("pool", "volume", "mode"):
+            source.attrib.pop(key, None)
+        device = path.startswith("/dev/")
+        disk.set("type", "block" if device else "file")
+        source.set("dev" if device else "file", path)
+    return definition_text.text(root, xml)
+
+
 def _volume_path(connection: libvirt.virConnect, source: ET.Element) -> str:
     pool = connection.storagePoolLookupByName(source.get("pool", ""))
     return pool.storageVolLookupByName(source.get("volume", "")).path()

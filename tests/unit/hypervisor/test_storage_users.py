@@ -97,3 +97,17 @@ def test_only_a_guest_that_went_away_is_passed_over(
             users()
     else:
         assert users() == {}
+
+
+def test_a_definition_gets_the_paths_of_its_volumes(connection: libvirt.virConnect) -> None:
+    known = connection.defineXML(GUEST.format(pool="tank")).XMLDesc()
+    found = storage.with_volumes_by_path(connection, known)
+    disk, other = storage.read_drives(found)
+    assert (disk.kind, disk.path, disk.format) == ("file", "/tank/b.img", "qcow2")
+    assert (other.kind, other.path) == ("file", "/b.raw")
+    assert "pool=" not in found
+
+
+def test_a_volume_that_is_not_there_stays_one(connection: libvirt.virConnect) -> None:
+    known = connection.defineXML(GUEST.format(pool="tnak")).XMLDesc()
+    assert "pool='tnak'" in storage.with_volumes_by_path(connection, known)
