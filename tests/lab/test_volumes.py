@@ -17,9 +17,7 @@ POOL = "volumes"
 def pool(kept: Bench) -> Iterator[str]:
     """A pool on both hosts, of the directory that they share."""
     for at in ("alpha", "beta"):
-        kept.inside(
-            at, "virsh", "pool-define-as", POOL, "dir", "--target", str(kept.plan.shared)
-        )
+        kept.inside(at, "virsh", "pool-define-as", POOL, "dir", "--target", str(kept.plan.shared))
         kept.inside(at, "virsh", "pool-start", POOL)
     yield POOL
     for at in ("alpha", "beta"):
