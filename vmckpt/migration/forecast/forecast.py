@@ -30,8 +30,10 @@ from vmckpt.units import MIB, Bytes, show_bytes, show_rate, show_seconds
 # A guest's writes vary from moment to moment. Measured in the lab with steady writers: long passes
 # found 0.97 to 1.03 times as much dirty memory as the probe's curve predicts.
 DIRTY_MODEL = 0.04
-# After the last measurement, a guest may keep dirtying new pages, or only pages already counted.
-_FAR = 20.0
+# After the last measurement, a guest may dirty only pages already counted, or keep dirtying new
+# pages for this long. In seconds.
+_FAR = 3600.0
+_ENDS = 2 / 3
 # Linux lets a socket grow to 4 MiB (tcp_wmem), of which about half is payload. Measured: 2 MiB.
 BACKLOG = (1.0 * MIB, 3.0 * MIB)
 # Zero pages are scanned at the speed of memory.
@@ -131,8 +133,8 @@ class Facts:
         slope = _last_slope(points)
         # Written pages are in use, so they cannot exceed the memory in use, except for new pages.
         bound = max(most, self.in_use.high + share * (self.memory - self.in_use.high))
-        beyond = min(bound, most + share * slope * (_FAR - 1) * last)
-        reached = last + (beyond - most) / slope if slope > 0 and beyond > most else last * _FAR
+        beyond = min(bound, most + share * slope * (_FAR - last))
+        reached = last + (beyond - most) / slope if slope > 0 and beyond > most else last + _FAR
         return DirtyCurve(
             (*points, (reached, beyond), (2 * reached, beyond)),
             float(self.memory),
@@ -161,13 +163,18 @@ class Facts:
 
 
 def _last_slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return how steeply the curve rises at its end, at most its mean slope."""
+    """Return how steeply the curve rises at its end, at most its mean slope.
+
+    The slope is taken over the last third of the measured time or more, since counts within some
+    ten milliseconds vary.
+    """
     last, most = points[-1]
     mean = most / last
-    if len(points) < 2:
+    before = [one for one in points if one[0] <= _ENDS * last]
+    if not before:
         return mean
-    before, less = points[-2]
-    return min(mean, max(0.0, (most - less) / (last - before)))
+    time, less = before[-1]
+    return min(mean, max(0.0, (most - less) / (last - time)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

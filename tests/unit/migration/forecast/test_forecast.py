@@ -120,6 +120,35 @@ def test_a_curve_that_has_levelled_off_stays_there() -> None:
     assert known.curve(1.0).within(30) < 1.2 * known.curve(0.0).within(30)
 
 
+# Counted in the lab by write tracking within 0.3 s, of guests that rewrite a region once a minute
+# or more slowly: memory, memory in use, link (MiB, MiB/s); seconds and bytes; total (s), sent.
+COUNTED_BRIEFLY = [
+    ((768, 349, 22.5), ((0.1003, 868352), (0.2503, 1634304), (0.3003, 1830912)), (19.0, 444.8e6)),
+    ((768, 683, 22.5), ((0.1003, 1150976), (0.2503, 2174976), (0.3004, 2564096)), (41.1, 971.0e6)),
+    ((1024, 486, 45.0), ((0.1006, 1478656), (0.2503, 2924544), (0.3003, 3334144)), (13.8, 634.5e6)),
+]
+
+
+@pytest.mark.parametrize(("given", "counted", "came"), COUNTED_BRIEFLY)
+def test_a_brief_count_bounds_the_writes_of_a_long_pass(
+    given: tuple[int, float, float], counted: tuple[tuple[float, int], ...],
+    came: tuple[float, float],
+) -> None:  # fmt: skip
+    memory, in_use, bandwidth = given
+    points = tuple(
+        DirtyPoint(time=Seconds(at), dirtied=float(written), error=0.0) for at, written in counted
+    )
+    known = replace(facts(memory, in_use, bandwidth=bandwidth), dirty=points)
+
+    found = forecast(known, policy(), Mode.PRECOPY, guest(memory))
+
+    assert found.total is not None
+    assert found.sent is not None
+    assert found.total.covers(came[0])
+    assert found.sent.covers(came[1])
+    assert found.total.width < 0.3
+
+
 def test_a_single_rough_point_gives_a_wide_curve() -> None:
     point = DirtyPoint(time=Seconds(1.0), dirtied=20.0 * MIB, error=8.0 * MIB)
     known = replace(facts(), dirty=(point,))
