@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from cryptography import x509
 
+from vmckpt.model import known_problems
 from vmckpt.model.fencing import Power, Ran, power
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import TRACKS_WRITES, Host, HostFacts, HostProbe, NoTrace
@@ -105,6 +106,7 @@ def check_host(examined: Examined, now: datetime) -> tuple[Finding, ...]:
     found = [*_libvirt(examined)]
     if examined.facts is not None:
         found += _accelerator(examined, examined.facts)
+        found += known_problems.of_host(examined.host.name, examined.facts)
         found += _memory(examined.host.name, examined.facts)
     found += _ssh(examined)
     if examined.probe is not None:
@@ -127,10 +129,6 @@ def _finding(
     return Finding(code=code, severity=severity, where=where, text=text, hint=hint)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
-
-
 def _libvirt(examined: Examined) -> Iterator[Finding]:
     name, facts = examined.host.name, examined.facts
     if facts is None:
@@ -146,7 +144,7 @@ def _libvirt(examined: Examined) -> Iterator[Finding]:
         ("libvirt", facts.libvirt_version, OLDEST_LIBVIRT, "libvirt-daemon-system"),
         ("qemu", facts.qemu_version, OLDEST_QEMU, "qemu-system-x86"),
     ):
-        new_enough = _numbers(version) >= oldest
+        new_enough = known_problems.version(version) >= oldest
         least = ".".join(str(part) for part in oldest)
         yield _finding(
             f"{what}-version",

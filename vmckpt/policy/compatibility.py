@@ -4,17 +4,15 @@ Combinations that no version supports are found when a policy is read (`impossib
 depend on versions and on the guest are found before a migration (`conflicts`).
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vmckpt.model.known_problems import Version, version
 from vmckpt.model.migration import Compression, Mode
 from vmckpt.policy.model import Compress, Policy, Tls
 
 _ONE_STREAM = (Compression.XBZRLE, Compression.MT)
 _MANY_STREAMS = (Compression.ZLIB, Compression.ZSTD)
-
-Version = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +128,8 @@ def _compression(policy: Policy) -> Iterator[Conflict]:
 
 def _by_version(policy: Policy, source: Versions, target: Versions) -> Iterator[Conflict]:
     how, early = policy.transport, policy.may_switch_early
-    qemus = _version(source.qemu), _version(target.qemu)
-    libvirts = _version(source.libvirt), _version(target.libvirt)
+    qemus = version(source.qemu), version(target.qemu)
+    libvirts = version(source.libvirt), version(target.libvirt)
     qemu, libvirt = _shown(min(qemus)), _shown(min(libvirts))
     if how.connections > 1 and early and min(qemus) < (10, 1):
         yield Conflict(
@@ -209,14 +207,6 @@ def _stopped(policy: Policy, copied_disks: bool) -> Iterator[Conflict]:
             hint="use mode precopy with a pause rule",
             optional=True,
         )  # fmt: skip
-
-
-def _version(text: str) -> Version:
-    """Return the numbers of a version like "10.0.2" or "7.2.22+dfsg".
-
-    An unknown version yields an empty tuple, which counts as the oldest.
-    """
-    return tuple(int(number) for number in re.findall("[0-9]+", text)[:3])
 
 
 def _shown(version: Version) -> str:

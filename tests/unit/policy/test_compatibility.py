@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.policies import LEAST, policy
+from vmckpt.model import known_problems
 from vmckpt.model.migration import Compression, Mode
 from vmckpt.policy import compatibility
 from vmckpt.policy.compatibility import Conflict, Versions
@@ -157,4 +158,4 @@ def test_what_goes_together_is_no_conflict(base: Policy) -> None:
     [("7.2.22", "10.0.2"), ("9.0.0", "9.4.0"), ("10.1", "10.1.0"), ("", "1"), ("8.2+ds", "10~rc1")],
 )  # fmt: skip
 def test_versions_are_compared_as_numbers(older: str, newer: str) -> None:
-    assert compatibility._version(older) < compatibility._version(newer)
+    assert known_problems.version(older) < known_problems.version(newer)

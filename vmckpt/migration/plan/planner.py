@@ -1,7 +1,7 @@
 """Make the plan of a migration: everything that is determined and decided before it starts."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -21,7 +21,7 @@ from vmckpt.migration.plan.host_facts import Remotes, gather
 from vmckpt.migration.plan.tls_checks import TlsVerdict
 from vmckpt.migration.request import PolicyOverrides
 from vmckpt.migration.run.progress import UNKNOWN
-from vmckpt.model import same_host
+from vmckpt.model import known_problems, same_host
 from vmckpt.model.disk import CopyPlan
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest
@@ -170,6 +170,7 @@ async def make(
         *_why_no_post_copy(policy, facts),
         *(tls.findings if tls is not None else ()),
         *copies.findings,
+        *_known_problems(facts, tls, copies, post_copy=post_copy),
     )
     outlook = None
     if by_epochs:
@@ -211,6 +212,17 @@ async def _require_two_hosts(facts: Facts, source: Hypervisor, target: Hyperviso
     if here is None or there is None or here.uuid != there.uuid or facts.source == facts.target:
         return
     same_host.require_distinct(await same_hosts.among((source, target)))
+
+
+def _known_problems(
+    facts: Facts, tls: TlsVerdict | None, copies: CopyPlan, *, post_copy: bool
+) -> Iterator[Finding]:
+    here, there = facts.source_facts, facts.target_facts
+    if facts.guest is not None and here is not None and there is not None:
+        yield from known_problems.of_move(
+            facts.guest, here, there, encrypted=tls is not None and tls.name is not None,
+            post_copy=post_copy, travels=copies.travels,
+        )  # fmt: skip
 
 
 def _as_it_travels(policy: Policy, tls: TlsVerdict | None) -> Policy:

@@ -13,8 +13,6 @@ from vmckpt.units import MIB, show_bytes
 
 # Memory that QEMU needs in addition to the guest's: video, page tables, device buffers.
 _OVERHEAD = 128 * MIB
-# First major version of QEMU in which TCG tracks every write during a migration.
-_TCG_NOTES_WRITES = 9
 IN_MAINTENANCE = "host-in-maintenance"
 """Code of the finding about a target in maintenance."""
 
@@ -38,7 +36,6 @@ def check_move(facts: Facts) -> tuple[Finding, ...]:
     if cannot_be(facts):
         return blockers(tuple(found))
     if facts.guest is not None:
-        found += _emulated(facts, facts.guest)
         found += storage_findings(facts, facts.guest)
         found += _networks(facts, facts.guest)
         found += _target(facts, facts.guest)
@@ -173,24 +170,6 @@ def _unmigratable(facts: Facts, guest: Guest) -> Iterator[Finding]:
             f" again on {facts.target} if their bitmaps are complete",
             "if a checkpoint is lost, begin with a full backup",
         )  # fmt: skip
-
-
-def _emulated(facts: Facts, guest: Guest) -> Iterator[Finding]:
-    """Warn about TCG in QEMU before 9.0, which does not track every write.
-
-    See docs/adr/0005-tcg-lost-writes.md.
-    """
-    source = facts.source_facts
-    if source is None or guest.accelerator != "qemu" or "pti=on" in guest.kernel_arguments.split():
-        return
-    if int(source.qemu_version.split(".")[0]) < _TCG_NOTES_WRITES:
-        yield warning(
-            "tcg-lost-writes",
-            guest.name,
-            f"runs under TCG, and QEMU {source.qemu_version} on its host loses writes of TCG"
-            " guests during a long pre-copy: the guest may crash after the move",
-            "boot the guest with pti=on, use KVM, or upgrade to QEMU 9.0 or newer",
-        )
 
 
 def _networks(facts: Facts, guest: Guest) -> Iterator[Finding]:

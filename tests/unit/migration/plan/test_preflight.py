@@ -147,21 +147,9 @@ def test_only_a_guest_that_is_off_is_renamed_and_an_active_one_ended_before_it_i
         assert ("virsh destroy other" in str(found.hint)) == active
 
 
-TCG = replace(GUEST, accelerator="qemu")
-
-
-def test_a_tcg_guest_that_flushes_its_tlb_or_a_newer_qemu_loses_no_writes() -> None:
-    flushing = replace(TCG, kernel_arguments="quiet pti=on")
-    newer = replace(host_facts("a"), qemu_version="10.0.2")
-
-    assert preflight.check_move(replace(FACTS, guest=flushing)) == ()
-    assert preflight.check_move(replace(FACTS, guest=TCG, source_facts=newer)) == ()
-
-
 WARNINGS = [
     ("foreign-checkpoints", replace(FACTS, checkpoints=(CHECKPOINT,))),
     ("huge-pages", replace(target(memory_free=Bytes(0)), guest=replace(GUEST, huge_pages=True))),
-    ("tcg-lost-writes", replace(FACTS, guest=TCG)),
     ("cpu-passthrough", guest(cpu_mode="host-passthrough")),
     ("storage-unproven", replace(FACTS, same_file={}, on_target={})),
     ("network-unproven", replace(FACTS, target_links=None)),
