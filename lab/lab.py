@@ -141,7 +141,8 @@ def load(name: str) -> LabPlan:
     except FileNotFoundError:
         others = ", ".join(names()) or "none"
         raise LabError(
-            f"lab {name!r} is not running (labs here: {others})", hint="run vmckpt lab up"
+            f"lab {name!r} is not running (labs here: {others})",
+            hint=f"run vmckpt lab up --name {name}",
         ) from None
     except (OSError, ValueError, TypeError) as exc:
         raise LabError(f"{path}: {exc}", hint=f"run vmckpt lab down --name {name}") from exc

@@ -10,6 +10,9 @@ from itertools import dropwhile, pairwise
 
 from vmckpt_lab.ledger import Audit, Entry
 
+_SHOWN = 5
+"""The most missing commits that are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Database:
@@ -43,7 +46,8 @@ def judge(guest: str, text: str, found: Database) -> Audit:
     # Before its first commit, the client was waiting for the guest to boot.
     booted = dropwhile(lambda line: line.startswith("error "), text.splitlines())
     errors = sum(line.startswith("error ") for line in booted)
-    shown = f", of which {missing[:5]} are missing" if missing else ", none missing"
+    first = ", ".join(map(str, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
+    shown = f", {len(missing)} of them missing ({first})" if missing else ", none missing"
     entries = (
         Entry(
             name="commits",

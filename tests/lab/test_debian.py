@@ -56,5 +56,5 @@ def test_a_commit_that_is_gone_is_found(bench: Bench) -> None:
     until(lambda: not debian.audit(bench.plan, guest).whole)
     (commits, *others) = debian.audit(bench.plan, guest).entries
     assert not commits.whole
-    assert "of which [2] are missing" in commits.text
+    assert "1 of them missing (2)" in commits.text
     assert all(one.whole for one in others)

@@ -125,10 +125,11 @@ def follow(follower: "Follower", take: "Callable[[News], None]") -> "JobView":
 
 def nobody(view: "JobView") -> OrphanedJobs:
     """Return the error for an orphaned job."""
-    operation = view.operation
+    last = view.operation.controller
+    # A controller that gives up an operation leaves process 0.
+    what = f"was process {last.pid} on" if last.pid else "gave up the job on"
     return OrphanedJobs(
-        f"{operation.id} is orphaned; its last controller was process {operation.controller.pid} on"
-        f" {operation.controller.host}",
+        f"{view.operation.id} is orphaned; its last controller {what} {last.host}",
         hint="run vmckpt guests to see where the guest is, then run vmckpt recover",
     )
 

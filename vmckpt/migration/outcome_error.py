@@ -89,8 +89,9 @@ def _lost(report: MigrationReport) -> VmckptError:
 
 
 def _unknown(report: MigrationReport) -> VmckptError:
+    why = f" ({'; '.join(report.warnings)})" if report.warnings else ""
     return OutcomeUnknown(
-        f"it is unknown where {report.guest} is running ({'; '.join(report.warnings)})",
+        f"it is unknown where {report.guest} is running{why}",
         host=report.source,
         hint=f"run virsh list --all on {report.source} and {report.target} before you start the"
         " guest",

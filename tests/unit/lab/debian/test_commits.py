@@ -27,7 +27,7 @@ def test_commits_that_no_client_was_told_of_may_be_there() -> None:
 def test_an_acknowledged_commit_must_be_there() -> None:
     told = judge("db1", TOLD, Database([2, 5], [7, 7, 7, 7], 0))
     assert not told.whole
-    assert told.entries[0].text.startswith("3 acknowledged, of which [3] are missing")
+    assert told.entries[0].text.startswith("3 acknowledged, 1 of them missing (3)")
 
 
 def test_a_client_that_was_told_nothing_proves_nothing() -> None:
