@@ -130,18 +130,20 @@ class QmpMonitor:
 
         Volumes of storage pools are given by path. Raises HypervisorError.
         """
-        flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
-        return self._call(
-            "reading the guest's XML",
-            lambda: storage.with_volumes_by_path(self._connection, self._domain.XMLDesc(flags)),
-        )
+        return self._xml(libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE)
 
     def described(self) -> str:
         """Return the running guest's XML with device aliases and without passwords.
 
-        Raises HypervisorError.
+        Volumes of storage pools are given by path. Raises HypervisorError.
         """
-        return self._call("reading the guest's XML", lambda: self._domain.XMLDesc(0))
+        return self._xml(0)
+
+    def _xml(self, flags: int) -> str:
+        return self._call(
+            "reading the guest's XML",
+            lambda: storage.with_volumes_by_path(self._connection, self._domain.XMLDesc(flags)),
+        )
 
     def cards(self) -> list[str]:
         """Return the device aliases of the guest's network cards. Raises HypervisorError."""

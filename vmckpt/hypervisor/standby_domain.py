@@ -3,6 +3,7 @@
 import libvirt
 
 from vmckpt.hypervisor import connection as hypervisor_connection
+from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.qmp import LOCAL, QmpMonitor
 
 _KEEP = (
@@ -62,14 +63,16 @@ def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) ->
 def stored(monitor: QmpMonitor) -> tuple[str, bool] | None:
     """Return the guest's stored definition with passwords, and whether it starts with its host.
 
-    Returns None if the guest has no stored definition. Raises HypervisorError.
+    Volumes of storage pools are given by path: the backup may have no such pool. Returns None if
+    the guest has no stored definition. Raises HypervisorError.
     """
 
     def call(domain: libvirt.virDomain) -> tuple[str, bool] | None:
         if not domain.isPersistent():
             return None
         text = domain.XMLDesc(_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
-        return text, bool(domain.autostart())
+        by_path = storage.with_volumes_by_path(domain.connect(), text)
+        return by_path, bool(domain.autostart())
 
     return monitor.on_domain("reading the stored definition", call)
 
