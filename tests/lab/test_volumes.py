@@ -80,4 +80,3 @@ def test_the_guest_is_protected_and_fails_over(kept: Bench, pool: str) -> None:
     kept.good("failover", "web1", "--planned")
     assert kept.where() == ["beta"]
     assert proofs(kept) == []
-    kept.good("unprotect", "web1")
