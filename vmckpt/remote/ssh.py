@@ -137,8 +137,8 @@ class Remote:
     ) -> Answer:
         """Run one command with `text` as its input. Returns its exit status and output.
 
-        Raises RemoteError if there is no connection, or the command does not finish within `limit`
-        or prints more than 8 MiB; HostKeyRefused if the host's key is unknown or has changed.
+        The output is limited to 8 MiB. Raises RemoteError if there is no connection, or if the
+        command exceeds this or `limit`; HostKeyRefused if the host's key is unknown or has changed.
         """
         client = await self._connected()
         return await asyncio.to_thread(self._run, client, args, text, limit)

@@ -360,7 +360,8 @@ def _follow(order: RestoreOrder, original: str, channel: ControllerChannel) -> _
         up = order.links_down and isinstance(told, dict) and bool(told.get("links_up"))
         if up and kept:
             return _Links(down=kept[0])
-        same = own_macs.same_addresses(order, macs)
+        # Before the links come up: the warning must not be too late.
+        same = tuple(own_macs.same_addresses(order, macs))
         if up:
             with QmpMonitor(order.guest, host=order.host, uri=order.uri) as there:
                 domains.up(there)
