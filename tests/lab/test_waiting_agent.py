@@ -22,6 +22,7 @@ def waiting(bench: Bench, on: str = "alpha") -> list[int]:
 
 
 def test_orders_of_several_commands_share_an_agent(kept: Bench) -> None:
+    elsewhere = waiting(kept, "beta")  # of tests that used the lab before
     kept.guest(**GUEST)
     taken = kept.good("snapshot", "create", "web1", "--json").json["id"]
     (first,) = waiting(kept)
@@ -32,7 +33,7 @@ def test_orders_of_several_commands_share_an_agent(kept: Bench) -> None:
     kept.good("snapshot", "restore", taken, "--replace")
 
     assert waiting(kept) == [first]
-    assert waiting(kept, "beta") == []
+    assert set(waiting(kept, "beta")) <= set(elsewhere)
 
 
 def test_a_killed_agent_is_replaced(kept: Bench) -> None:
