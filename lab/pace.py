@@ -1,7 +1,7 @@
-"""The pace at which lab guests write and are probed: most of an idle guest's CPU time under TCG.
+"""The pace at which lab guests write and are probed, which under TCG takes most of their CPU time.
 
-Measurements need the full pace. With one vCPU under TCG, a guest of 192 MiB that rewrites 1 MiB/s
-then uses 30 % of a core. At a quarter of the pace, it uses 12 %.
+Measurements need the full pace. A guest of 192 MiB with one vCPU that rewrites 1 MiB/s uses 30 % of
+a core at this pace. At a quarter of the pace, it uses 12 %.
 """
 
 import os

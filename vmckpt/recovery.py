@@ -116,8 +116,9 @@ class Recovered:
 async def recover_all(
     inventory: Inventory, policies: Sequence[Policy], caller: Caller, *, dry_run: bool
 ) -> list[Recovered]:
-    """Recover all orphaned operations, oldest first. Returns each operation with its result.
+    """Recover all orphaned operations, and check those that are delegated to agents.
 
+    Returns each operation with its result: first the orphaned ones, then the delegated ones.
     Operations that are still running are monitored concurrently until they end or `caller.stop`
     is set. With `dry_run`, nothing is changed.
     """

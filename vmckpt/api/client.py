@@ -249,8 +249,10 @@ class Client:
         `snapshot`: its ID or name. `on`: the host; None: the host on which it was taken. `fork`:
         the name of a new guest, whose network links are down; None: the original guest. `replace`:
         destroy the guest if it is running, and overwrite its disks. `paused`: do not resume it.
-        `identity`: file with the key of an encrypted snapshot, without a passphrase. Raises
-        NotInStore, KeyRefused, StoreError, Blocked, GuestLocked, RemoteError.
+        `store`: the store's name in the inventory; None: the first store that has the snapshot.
+        `identity`: file with a private key that opens an encrypted snapshot; the key must not be
+        protected by a passphrase. Raises NotInStore, KeyRefused, StoreError, Blocked, GuestLocked,
+        RemoteError.
         """
         request = RestoreRequest(snapshot=snapshot, fork=fork, end_running=replace, paused=paused)
         key = None if identity is None else stores.load_identity(Path(identity), None)

@@ -263,7 +263,7 @@ def sharers(before: Sequence[GuestInterface], mac: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardReport:
-    """A card that was replaced or would be replaced, and how long it was unplugged."""
+    """A card that was replaced or would be replaced, and how long it had no network."""
 
     card: str
     mac: str

@@ -110,7 +110,7 @@ def line(look: Look) -> str:
 
 
 def word(entry: Mapping[str, Any]) -> str:
-    """Return a protection's status in at most three words, for the list of jobs.
+    """Return a protection's status in a few words, for the list of jobs.
 
     `entry`: the value that `app.protection.protection_summaries` returns for the protection.
     """

@@ -37,7 +37,9 @@ class CopyForm(Section):
     """Another store to which the snapshots are copied."""
 
     to: Text = Field(description="The name of a store in the inventory.")
-    keep: KeepForm | None = Field(None, description="Snapshots kept there; all by default.")
+    keep: KeepForm | None = Field(
+        None, description="Snapshots to keep in this store; the others are pruned. Default: all."
+    )
 
 
 class VerifyForm(Section):
@@ -69,7 +71,9 @@ class ScheduleForm(Section):
     store: Text | None = Field(
         None, description="Store for the snapshots; by default the first store in the inventory."
     )
-    keep: KeepForm | None = Field(None, description="Snapshots kept in that store; all by default.")
+    keep: KeepForm | None = Field(
+        None, description="Snapshots to keep in `store`; the others are pruned. Default: all."
+    )
     copies: Annotated[list[CopyForm], Field(max_length=8)] = Field(
         [], description="Other stores to which the snapshots are copied in the background."
     )

@@ -24,7 +24,7 @@ _COPIED = 1 << 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtectionFacts:
-    """What both hosts report."""
+    """The facts that `check_move` needs, from both hosts, the inventory and the request."""
 
     guest: str
     primary: str

@@ -25,7 +25,9 @@ _PERMISSIONS = 0o666
 
 
 class FileRefused(OSError):
-    """A file that another user created, or that is not a regular file."""
+    """A path is refused: another user owns or can change a part of it, it has too many links, or
+    the file is not a regular file.
+    """
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.ELOOP, why, str(path))
