@@ -45,6 +45,16 @@ class Scene:
         finally:
             path.unlink()
 
+    def start_with_image(self) -> Path:
+        """Start the guest with an empty qcow2 image that both hosts see."""
+        image = self.bench.plan.shared / f"{self.name}.raw.qcow2"
+        self.on("alpha", "qemu-img", "create", "-q", "-f", "qcow2", str(image), "1M")
+        self.start(
+            "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
+            f"<source file='{image}'/><target dev='vda' bus='virtio'/></disk>"
+        )
+        return image
+
     def blockers(self) -> list[dict[str, str]]:
         done = self.bench.run("migrate", self.name, "--to", "beta", "--dry-run", "--json")
         assert done.code in (0, 21), done.err

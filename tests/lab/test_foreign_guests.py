@@ -1,7 +1,5 @@
 """Guests as virt-install and virt-manager define them move, or everything in the way is listed."""
 
-import re
-import shlex
 import subprocess
 from collections.abc import Iterator
 from uuid import uuid4
@@ -9,6 +7,7 @@ from uuid import uuid4
 import pytest
 
 from tests.lab.bench import Bench
+from tests.lab.pools import HOSTS, shared_pool
 from vmckpt_lab import host
 from vmckpt_lab.plan import GUEST_BRIDGE
 
@@ -53,19 +52,13 @@ class Installing:
 
 @pytest.fixture
 def installing(bench: Bench) -> Iterator[Installing]:
-    for at in ("alpha", "beta"):
-        target = ("--target", str(bench.plan.shared))
-        bench.inside(at, "virsh", "pool-define-as", POOL, "dir", *target)
-        bench.inside(at, "virsh", "pool-start", POOL)
     made = Installing(bench)
-    yield made
-    for at in ("alpha", "beta"):
-        for words in (
-            ("destroy", made.name), ("undefine", made.name, "--nvram"),
-            ("pool-destroy", POOL), ("pool-undefine", POOL),
-        ):  # fmt: skip
-            entered = host.enter(bench.plan.host(at), "virsh", *words)
-            subprocess.run(entered, capture_output=True, check=False)
+    with shared_pool(bench, POOL):
+        yield made
+        for at in HOSTS:
+            for words in (("destroy", made.name), ("undefine", made.name, "--nvram")):
+                entered = host.enter(bench.plan.host(at), "virsh", *words)
+                subprocess.run(entered, capture_output=True, check=False)
     for path in bench.plan.shared.glob(f"{made.name}*"):
         path.unlink()
 
@@ -87,9 +80,7 @@ def test_a_guest_of_virt_install_with_everything_moves_after_what_was_listed_at_
 
     found = installing.blockers()
     assert [one["code"] for one in found] == ["storage-not-visible"], found
-    command = re.search(r"virsh change-media .*", found[0]["hint"])
-    assert command is not None, found
-    bench.inside("alpha", *shlex.split(command[0]))
+    bench.follow(found[0]["hint"], at="alpha")
     installing.moves()
 
 

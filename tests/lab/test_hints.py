@@ -115,12 +115,7 @@ def test_a_paused_guest_with_the_uuid_may_be_a_standby_as_status_tells(scene: Sc
 
 
 def test_internal_and_external_snapshots_are_deleted_as_the_hint_says(scene: Scene) -> None:
-    image = scene.bench.plan.shared / f"{scene.name}.raw.qcow2"
-    scene.on("alpha", "qemu-img", "create", "-q", "-f", "qcow2", str(image), "1M")
-    scene.start(
-        "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
-        f"<source file='{image}'/><target dev='vda' bus='virtio'/></disk>"
-    )
+    image = scene.start_with_image()
     scene.on("alpha", "virsh", "snapshot-create-as", scene.name, "within")
     scene.run_hint(SNAPSHOT="within")
     assert scene.blockers() == []

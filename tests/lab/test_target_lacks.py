@@ -156,12 +156,7 @@ def test_a_snapshot_of_what_qemu_cannot_save_is_refused_at_once(scene: Scene, ke
 
 
 def test_checkpoints_of_another_backup_tool_come_along(scene: Scene) -> None:
-    image = scene.bench.plan.shared / f"{scene.name}.raw.qcow2"
-    scene.on("alpha", "qemu-img", "create", "-q", "-f", "qcow2", str(image), "1M")
-    scene.start(
-        "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
-        f"<source file='{image}'/><target dev='vda' bus='virtio'/></disk>"
-    )
+    scene.start_with_image()
     for name in ("tool.0", "tool.1"):
         scene.on("alpha", "virsh", "checkpoint-create-as", scene.name, name)
     warned = scene.bench.run("migrate", scene.name, "--to", "beta", "--dry-run", "--json").json

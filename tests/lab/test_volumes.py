@@ -1,29 +1,19 @@
 """A disk that is a volume of a storage pool, in moves, restores, forks and protections."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lab.bench import Bench, until
+from tests.lab.pools import shared_pool
 from tests.lab.snapshots import SMALL, proofs, taken
-from vmckpt_lab import host
-
-POOL = "volumes"
 
 
 @pytest.fixture
 def pool(kept: Bench) -> Iterator[str]:
-    """A pool on both hosts, of the directory that they share."""
-    for at in ("alpha", "beta"):
-        kept.inside(at, "virsh", "pool-define-as", POOL, "dir", "--target", str(kept.plan.shared))
-        kept.inside(at, "virsh", "pool-start", POOL)
-    yield POOL
-    for at in ("alpha", "beta"):
-        for command in ("pool-destroy", "pool-undefine"):
-            words = host.enter(kept.plan.host(at), "virsh", command, POOL)
-            subprocess.run(words, capture_output=True, check=False)
+    with shared_pool(kept, "volumes") as made:
+        yield made
 
 
 def with_volume(bench: Bench, pool: str, **wishes: str) -> None:

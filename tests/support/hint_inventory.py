@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-import typer
-
 from tests.support.paths import ROOT
-from vmckpt.cli import app
+from vmckpt.cli.commands import places
 
 PLACEHOLDER = "{}"
 SHELL = (
@@ -24,39 +22,11 @@ SHELL = (
 )  # fmt: skip
 """Commands that hints name, besides those of virsh and vmckpt."""
 # Words that follow a command in a sentence. Options begin with a dash, so `--to` is not one.
-_AFTER = frozenset(
-    [
-        "after",
-        "again",
-        "and",
-        "as",
-        "at",
-        "before",
-        "but",
-        "first",
-        "for",
-        "from",
-        "if",
-        "in",
-        "into",
-        "on",
-        "once",
-        "or",
-        "prints",
-        "read-write",
-        "so",
-        "the",
-        "then",
-        "there",
-        "to",
-        "until",
-        "when",
-        "which",
-        "while",
-        "with",
-        "without",
-    ]
-)
+_AFTER = frozenset((
+    "after", "again", "and", "as", "at", "before", "but", "first", "for", "from", "if", "in",
+    "into", "on", "once", "or", "prints", "read-write", "so", "the", "then", "there", "to", "until",
+    "when", "which", "while", "with", "without",
+))  # fmt: skip
 _FIRST = re.compile(
     r"(?:(?:^|[:;,] |\()(?=virsh |vmckpt )|: (?=[a-z])|"
     r"\b(?:and|or|run|see|start|then|through|until|use|when|with) )"
@@ -88,9 +58,7 @@ class Hint:
 @cache
 def _names() -> frozenset[str]:
     """The commands of vmckpt."""
-    root = typer.main.get_command(app.app)
-    context = root.make_context("vmckpt", [], resilient_parsing=True)
-    return frozenset(root.list_commands(context))  # type: ignore[attr-defined]
+    return frozenset(places())
 
 
 def commands(text: str) -> tuple[Command, ...]:

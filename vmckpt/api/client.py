@@ -29,17 +29,16 @@ from vmckpt.evacuation.task import Kind, Task
 from vmckpt.migration.outcome_error import migration_error
 from vmckpt.migration.request import MigrateRequest, PolicyOverrides
 from vmckpt.model import guest as model_guest
-from vmckpt.model.finding import Severity
-from vmckpt.model.migration import Mode
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.migration import Mode, Outcome
 from vmckpt.policy.model import Failover
+from vmckpt.policy.values import LONGEST_DOWNTIME
 from vmckpt.protection.stop import StopResult
 from vmckpt.snapshot.request import RestoreRequest, TakeRequest
 from vmckpt.units import MIB, BytesPerSecond, Seconds
 
 log = logging.getLogger("vmckpt.api")
 T = TypeVar("T")
-_LONGEST_DOWNTIME = 2000.0
-"""QEMU's limit, in seconds."""
 
 
 class Client:
@@ -121,11 +120,13 @@ class Client:
 
         Raises BadInput if there is no such guest, host or mode, PolicyError, HostUnreachable.
         """
-        request = self._request(guest, to, PolicyOverrides(mode=_mode(mode)), dry_run=True)
+        overrides = PolicyOverrides(mode=_mode(mode))
 
         async def act(stop: asyncio.Event) -> results.Plan:
             acting, forced = await self._with_policies(stop, policy)
-            asked = dataclasses.replace(request, policy=forced)
+            asked = MigrateRequest(
+                guest=guest, to=to, policy=forced, overrides=overrides, dry_run=True
+            )
             return convert.plan(*await migration.plan(acting, asked))
 
         return await self._stoppable(act)
@@ -150,20 +151,22 @@ class Client:
         """
         if bandwidth is not None and bandwidth < MIB:
             raise BadInput("bandwidth must be at least 1 MiB/s", hint="libvirt's unit is MiB/s")
-        if max_downtime is not None and max_downtime > _LONGEST_DOWNTIME:
-            raise BadInput(f"max_downtime must be at most {_LONGEST_DOWNTIME:g} s")
+        if max_downtime is not None and max_downtime > LONGEST_DOWNTIME:
+            raise BadInput(f"max_downtime must be at most {LONGEST_DOWNTIME:g} s")
         overrides = PolicyOverrides(
             mode=_mode(mode),
             bandwidth=None if bandwidth is None else BytesPerSecond(bandwidth),
             max_downtime=None if max_downtime is None else Seconds(max_downtime),
             timeout=None if timeout is None else Seconds(timeout),
         )
-        request = self._request(guest, to, overrides)
 
         async def act(stop: asyncio.Event) -> results.Migration:
             acting, forced = await self._with_policies(stop, policy)
-            asked = dataclasses.replace(request, policy=forced)
+            asked = MigrateRequest(guest=guest, to=to, policy=forced, overrides=overrides)
             report = await migration.migrate(acting, asked)
+            if report.outcome is Outcome.BLOCKED:
+                where = f"from {report.source} to {report.target}"
+                _require_possible(f"{report.guest} cannot move {where}", report.findings)
             if (error := migration_error(report)) is not None:
                 raise error
             return convert.migration(report)
@@ -296,10 +299,8 @@ class Client:
                 reverse=reverse,
             )  # fmt: skip
             done = await protection.protect(acting, request, lambda _: None)
-            for one in done.findings:
-                if one.severity is Severity.BLOCKER:
-                    text = f"{done.guest} cannot be protected by {done.backup}: {one.text}"
-                    raise Blocked(text, hint=one.hint)
+            what = f"{done.guest} cannot be protected by {done.backup}"
+            _require_possible(what, done.findings)
             return convert.protected(done)
 
         return await self._stoppable(act)
@@ -345,12 +346,6 @@ class Client:
         return dataclasses.replace(self._controller(stop), policies=shelf), forced
 
     @staticmethod
-    def _request(
-        guest: str, to: str, overrides: PolicyOverrides, *, dry_run: bool = False
-    ) -> MigrateRequest:
-        return MigrateRequest(guest=guest, to=to, overrides=overrides, dry_run=dry_run)
-
-    @staticmethod
     async def _stoppable(act: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
         """Run an operation. If this task is cancelled, stop the operation and wait for its end."""
         stop = asyncio.Event()
@@ -376,6 +371,13 @@ def _mode(name: str | None) -> Mode | None:
         return Mode(name)
     except ValueError:
         raise BadInput(f"no mode {name!r}", hint=f"use one of {', '.join(Mode)}") from None
+
+
+def _require_possible(otherwise: str, findings: Sequence[Finding]) -> None:
+    """Raise Blocked with all blockers, if there are any. `otherwise`: what they prevent."""
+    found = [one for one in findings if one.severity is Severity.BLOCKER]
+    if found:
+        raise Blocked(f"{otherwise}: {'; '.join(one.text for one in found)}", hint=found[0].hint)
 
 
 def _evacuate(host: str, to: Sequence[str] | None) -> Task:

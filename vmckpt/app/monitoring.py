@@ -16,7 +16,7 @@ from vmckpt.journal import evacuation_progress, follow, jobs
 from vmckpt.journal.follow import ENDED, Follower, Happening
 from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import WHOLE_HOST
-from vmckpt.model.webhook import WebhookOptions
+from vmckpt.model.webhook import MonitoringOptions
 from vmckpt.monitor import active_alerts, alerts
 from vmckpt.monitor.active_alerts import Events
 from vmckpt.monitor.alertmanager import Alertmanager
@@ -46,7 +46,7 @@ class Monitor:
     """
 
     inventory: Inventory
-    wishes: WebhookOptions
+    wishes: MonitoringOptions
     warn: Callable[[str], None]
     whose: Callable[[], Awaitable[LeaseOwner]]
     """Returns which service sends alerts."""

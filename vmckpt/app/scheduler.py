@@ -16,7 +16,7 @@ from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
 from vmckpt.journal.records import Operation
-from vmckpt.model.webhook import NOBODY, WebhookOptions
+from vmckpt.model.webhook import NO_MONITORING, MonitoringOptions
 from vmckpt.policy.model import Auto
 from vmckpt.scheduler import schedules
 from vmckpt.scheduler.agenda import Agenda, Scene
@@ -46,7 +46,7 @@ async def run(
     identity: Identity | None,
     once: bool,
     tell: Callable[[Told], None],
-    wishes: WebhookOptions = NOBODY,
+    wishes: MonitoringOptions = NO_MONITORING,
 ) -> int:
     """Run the schedules until the caller stops the service. Returns the number of failures.
 
@@ -67,7 +67,7 @@ async def run(
     claims = await asyncio.to_thread(ScheduleLeases, socket.gethostname(), warn)
     async with AsyncExitStack() as around:
         around.push_async_callback(claims.end)
-        if wishes != NOBODY:
+        if wishes != NO_MONITORING:
             # Loaded only by a service that exports metrics or sends alerts.
             from vmckpt.app.monitoring import Monitor  # noqa: PLC0415
 

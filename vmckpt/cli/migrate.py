@@ -98,11 +98,12 @@ def migrate(
         vmckpt migrate web1 --to beta --dry-run --json
     """
     from vmckpt.migration.request import MigrateRequest, PolicyOverrides
+    from vmckpt.policy.values import LONGEST_DOWNTIME
 
     if bandwidth is not None and bandwidth < MIB:
         raise typer.BadParameter("libvirt sets limits in whole MiB/s; the minimum is 1MiB/s")
-    if max_downtime is not None and max_downtime > 2000:
-        raise typer.BadParameter("QEMU accepts a downtime of at most 2000s")
+    if max_downtime is not None and max_downtime > LONGEST_DOWNTIME:
+        raise typer.BadParameter(f"QEMU accepts a downtime of at most {LONGEST_DOWNTIME:g}s")
     request = MigrateRequest(
         guest=guest,
         to=to,

@@ -13,7 +13,7 @@ from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY
 from vmckpt.cli.output import stop_on_signals
 from vmckpt.cli.snapshot.options import DRY_RUN, IDENTITY, identity_of
 from vmckpt.errors import BadInput, StoreError
-from vmckpt.model.webhook import NOBODY, Address, WebhookOptions
+from vmckpt.model.webhook import NO_MONITORING, Address, MonitoringOptions
 from vmckpt.policy.model import Policy
 from vmckpt.units import show_count
 
@@ -101,8 +101,8 @@ def run(
         return
     if once and metrics is not None:
         raise typer.BadParameter("--metrics and --once are mutually exclusive")
-    wishes = WebhookOptions(metrics=metrics, alerts=known.sends_alerts and not once)
-    if wishes == NOBODY and (once or not scheduler.keeps_watch(known)):
+    wishes = MonitoringOptions(metrics=metrics, alerts=known.sends_alerts and not once)
+    if wishes == NO_MONITORING and (once or not scheduler.keeps_watch(known)):
         _something(everything, wanted)
     wrong = asyncio.run(
         _run(known, everything, wanted, say, once=once, identity=identity, wishes=wishes)
@@ -122,7 +122,7 @@ async def _run(
     *,
     once: bool,
     identity: Any,
-    wishes: WebhookOptions,
+    wishes: MonitoringOptions,
 ) -> int:
     from vmckpt.app import scheduler
 

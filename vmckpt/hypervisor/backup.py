@@ -243,8 +243,8 @@ class Backups:
 
 
 def _facts(domain: libvirt.virDomain) -> tuple[DiskFacts, ...]:
-    xml = storage.with_volumes_by_path(domain.connect(), domain.XMLDesc())
-    return block.read_facts(xml, block.nodes(domain) if domain.isActive() else {})
+    known = block.nodes(domain) if domain.isActive() else {}
+    return block.read_facts(storage.definition(domain), known)
 
 
 def _opened(domain: libvirt.virDomain) -> OpenBackup | None:

@@ -349,7 +349,7 @@ async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
         return Definition(
             text=text,
             running=domain_xml.tree(domain.XMLDesc(_SECURE), "domain") if active else None,
-            disks=block.read_facts(domain.XMLDesc(), known),
+            disks=block.read_facts(storage.definition(domain), known),
         )
 
     found = await hypervisor.query("reading the guest's definition", look)
@@ -407,9 +407,7 @@ async def inspect_guest(hypervisor: Hypervisor, uuid: str) -> Found | None:
 
     def read(connection: libvirt.virConnect) -> Found | None:
         domain = _found(connection, uuid)
-        if domain is None:
-            return None
-        return Found(bool(domain.isActive()), _by_path(connection, _text(domain)))
+        return None if domain is None else Found(bool(domain.isActive()), _text(domain))
 
     return await hypervisor.query("reading the guest's definition", read)
 
@@ -426,7 +424,7 @@ async def put_right(
 
     def change(connection: libvirt.virConnect) -> bool:
         domain = _found(connection, uuid)
-        wanted = decide(None if domain is None else _by_path(connection, _text(domain)))
+        wanted = decide(None if domain is None else _text(domain))
         if wanted is not None:
             connection.defineXML(wanted)
         return wanted is not None
@@ -443,9 +441,5 @@ def _found(connection: libvirt.virConnect, uuid: str) -> libvirt.virDomain | Non
         raise
 
 
-def _by_path(connection: libvirt.virConnect, stored: str | None) -> str | None:
-    return None if stored is None else storage.with_volumes_by_path(connection, stored)
-
-
 def _text(domain: libvirt.virDomain) -> str | None:
-    return domain.XMLDesc(_WHOLE) if domain.isPersistent() else None
+    return storage.definition(domain, _WHOLE) if domain.isPersistent() else None

@@ -141,8 +141,7 @@ class QmpMonitor:
 
     def _xml(self, flags: int) -> str:
         return self._call(
-            "reading the guest's XML",
-            lambda: storage.with_volumes_by_path(self._connection, self._domain.XMLDesc(flags)),
+            "reading the guest's XML", lambda: storage.definition(self._domain, flags)
         )
 
     def cards(self) -> list[str]:

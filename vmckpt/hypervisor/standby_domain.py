@@ -70,9 +70,8 @@ def stored(monitor: QmpMonitor) -> tuple[str, bool] | None:
     def call(domain: libvirt.virDomain) -> tuple[str, bool] | None:
         if not domain.isPersistent():
             return None
-        text = domain.XMLDesc(_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
-        by_path = storage.with_volumes_by_path(domain.connect(), text)
-        return by_path, bool(domain.autostart())
+        text = storage.definition(domain, _SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
+        return text, bool(domain.autostart())
 
     return monitor.on_domain("reading the stored definition", call)
 

@@ -236,6 +236,13 @@ def volume_paths(connection: libvirt.virConnect, xml: str) -> dict[str, str]:
     return found
 
 
+def definition(domain: libvirt.virDomain, flags: int = 0) -> str:
+    """Return a domain's XML; volumes of storage pools are given by path, as in
+    `with_volumes_by_path`. `flags`: libvirt's VIR_DOMAIN_XML_*.
+    """
+    return with_volumes_by_path(domain.connect(), domain.XMLDesc(flags))
+
+
 def with_volumes_by_path(connection: libvirt.virConnect, xml: str) -> str:
     """Return a domain XML in which files and block devices replace the volumes of storage pools.
 

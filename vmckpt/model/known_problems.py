@@ -47,13 +47,14 @@ class Problem:
 
     def affects(self, host: HostFacts) -> bool:
         """Return whether the host's version has the fault."""
-        found = version(host.qemu_version if self.program == "QEMU" else host.libvirt_version)
-        return self.since <= found < self.fixed
+        return self.since <= version(self._version_on(host)) < self.fixed
 
-    def of(self, host: HostFacts) -> str:
+    def on(self, host: HostFacts) -> str:
         """Return the text with the host's version."""
-        found = host.qemu_version if self.program == "QEMU" else host.libvirt_version
-        return f"{self.program} {found}: {self.text} (see {self.source})"
+        return f"{self.program} {self._version_on(host)}: {self.text} (see {self.source})"
+
+    def _version_on(self, host: HostFacts) -> str:
+        return host.qemu_version if self.program == "QEMU" else host.libvirt_version
 
 
 TCG_LOST_WRITES = Problem(
@@ -126,6 +127,6 @@ def of_host(name: str, facts: HostFacts) -> Iterator[Finding]:
 
 def _finding(problem: Problem, where: str, host: HostFacts, severity: Severity) -> Finding:
     return Finding(
-        code=problem.code, severity=severity, where=where, text=problem.of(host),
+        code=problem.code, severity=severity, where=where, text=problem.on(host),
         hint=problem.hint,
     )  # fmt: skip

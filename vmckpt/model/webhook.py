@@ -43,7 +43,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookOptions:
+class MonitoringOptions:
     """Where a service reports what it observes."""
 
     metrics: Address | None = None
@@ -52,4 +52,4 @@ class WebhookOptions:
     """Whether alerts are sent to the inventory's receivers."""
 
 
-NOBODY = WebhookOptions()
+NO_MONITORING = MonitoringOptions()

@@ -16,7 +16,7 @@ from vmckpt import api
 from vmckpt.api import Client
 from vmckpt.app.fleet import Listing
 from vmckpt.errors import Cancelled
-from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.finding import Finding, Severity, blocker
 from vmckpt.model.guest import Copies
 from vmckpt.model.migration import Mode, Outcome
 from vmckpt.policy.model import Failover
@@ -61,7 +61,9 @@ async def test_a_guest_with_two_copies_is_an_error(client: Client, answers: Answ
 
 async def test_a_plan_has_the_findings_and_forecasts(client: Client, answers: Answers) -> None:
     found = await client.plan("web1", "beta", mode="precopy")
-    assert (found.possible, found.mode, found.policy) == (True, "precopy", plan().policy.name)  # type: ignore[union-attr]
+    made = plan()
+    assert made.policy is not None
+    assert (found.possible, found.mode, found.policy) == (True, "precopy", made.policy.name)
     assert [one.text for one in found.findings] == ["3 s late"]
     assert [one.mode for one in found.forecasts] == ["precopy", "postcopy"]
     assert all(one.sent is None or one.sent.low > 0 for one in found.forecasts)
@@ -99,6 +101,20 @@ async def test_a_migration_that_has_not_completed_is_an_error(
     answers.answers["migrate"] = replace(REPORT, outcome=outcome)
     with pytest.raises(error, match="web1"):
         await client.migrate("web1", "beta")
+
+
+async def test_a_migration_that_is_blocked_names_all_blockers(
+    client: Client, answers: Answers
+) -> None:
+    found = (
+        blocker("network-missing", "beta", "no bridge 'br0'", "create it"),
+        blocker("memory-room", "beta", "1 GiB needed", None), *REPORT.findings,
+    )  # fmt: skip
+    answers.answers["migrate"] = replace(REPORT, outcome=Outcome.BLOCKED, findings=found)
+    with pytest.raises(api.Blocked) as told:
+        await client.migrate("web1", "beta")
+    assert told.value.message.endswith("from alpha to beta: no bridge 'br0'; 1 GiB needed")
+    assert told.value.hint == "create it"
 
 
 async def test_wrong_arguments_are_refused_before_anything_is_asked(

@@ -18,12 +18,14 @@ from vmckpt.journal import follow
 from vmckpt.journal.follow import ENDED, Happening
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
-from vmckpt.model.webhook import NOBODY
+from vmckpt.model.webhook import NO_MONITORING
 from vmckpt.monitor.alerts import Page, State
 from vmckpt.monitor.health import Trouble
 from vmckpt.scheduler.leases import LeaseOwner
 
 __all__ = ["journal"]
+
+NOWHERE = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
 
 
 class Box:
@@ -54,8 +56,7 @@ def test_pages_wait_until_it_is_sure_who_sends_them() -> None:
         return says.pop(0)
 
     box: Any = Box()
-    nowhere = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
-    monitor = Monitor(nowhere, NOBODY, print, whose)
+    monitor = Monitor(NOWHERE, NO_MONITORING, print, whose)
     monitor._posters = [box]
 
     async def send() -> None:
@@ -98,8 +99,7 @@ def test_only_the_service_that_sends_alerts_informs_alertmanagers() -> None:
         return says.pop(0)
 
     shown: Any = Shown()
-    nowhere = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
-    monitor = Monitor(nowhere, NOBODY, print, whose)
+    monitor = Monitor(NOWHERE, NO_MONITORING, print, whose)
     monitor._alertmanagers = [shown]
 
     async def follow() -> None:
@@ -124,8 +124,7 @@ def test_failures_from_before_the_start_are_known(
     async def whose() -> LeaseOwner:
         return LeaseOwner.OURS
 
-    nowhere = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
-    monitor = Monitor(nowhere, NOBODY, print, whose)
+    monitor = Monitor(NOWHERE, NO_MONITORING, print, whose)
     monitor._alertmanagers = [shown]
     with Journal() as journal:
         for guest, outcome in (("web1", "failed"), ("web2", "failed"), ("web2", "completed")):
@@ -158,8 +157,7 @@ def test_failures_from_before_the_start_are_read_again_after_an_error(
 
     monkeypatch.setattr(follow, "past", past)
     warned: list[str] = []
-    nowhere = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
-    monitor = Monitor(nowhere, NOBODY, warned.append, whose)
+    monitor = Monitor(NOWHERE, NO_MONITORING, warned.append, whose)
     shown: Any = Shown()
     monitor._alertmanagers = [shown]
 

@@ -77,9 +77,11 @@ def test_an_event_ends_after_a_day_in_any_case() -> None:
 
 
 def work(times: int, kind: str = WORK_FAILED, job: str = "r-1") -> Happening:
-    values = {"key": "copy s-1 far", "work": "copy of snapshot s-1 (web1) to far"}
+    values: dict[str, str | int] = {
+        "key": "copy s-1 far", "work": "copy of snapshot s-1 (web1) to far",
+    }  # fmt: skip
     if kind == WORK_FAILED:
-        values |= {"guest": "web1", "why": "no space", "times": times}  # type: ignore[dict-item]
+        values |= {"guest": "web1", "why": "no space", "times": times}
     return Happening(at=AT, kind=kind, operation=operation(job, "run"), values=values)
 
 

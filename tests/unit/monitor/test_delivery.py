@@ -59,11 +59,11 @@ async def test_who_never_answers_is_given_up_and_holds_up_no_end(
 ) -> None:
     monkeypatch.setattr(delivery, "_PATIENCE", 0.1)
     warned: list[str] = []
-    # Nobody listens on port 1 of this machine.
+    # No program listens on port 1 of this machine.
     poster = Poster(WebhookReceiver(Webhook(url="http://127.0.0.1:1/token-in-it")), warned.append)
     poster.start()
-    poster.post(page("nobody hears it"))
-    await until(lambda: any("not delivered: nobody hears it" in one for one in warned))
+    poster.post(page("not received"))
+    await until(lambda: any("not delivered: not received" in one for one in warned))
     await poster.close()
     assert not any("token-in-it" in one for one in warned)
 

@@ -33,6 +33,7 @@ DIRTY_MODEL = 0.04
 # After the last measurement, a guest may dirty only pages already counted, or keep dirtying new
 # pages for this long. In seconds.
 _FAR = 3600.0
+# The slope at the end of a count is measured from the last point before this share of its time.
 _ENDS = 2 / 3
 # Linux lets a socket grow to 4 MiB (tcp_wmem), of which about half is payload. Measured: 2 MiB.
 BACKLOG = (1.0 * MIB, 3.0 * MIB)
