@@ -1,6 +1,6 @@
 """The errors that this package raises deliberately, with the exit code of each.
 
-    VmckptError                      1   base of the errors below; never raised itself
+    VmckptError                      1   base of the errors below, and errors of no other class
      +-- BadInput                  2   an argument or a file is invalid; nothing was changed
      |    +-- InventoryError       3   hosts.yaml is invalid or cannot be found
      |    +-- PolicyError          4   a policy is invalid or missing, or two match a guest equally
@@ -40,8 +40,8 @@
      +-- Cancelled               130   the operator stopped it (Ctrl-C or SIGTERM)
           +-- Superseded         130   a prepared move was dropped; nothing was changed
 
-An error message is one line: what is wrong, with the object's name, then what to do, which is the
-`hint`.
+Other modules define further subclasses. An error message is one line: what is wrong, with the
+object's name, then what to do, which is the `hint`.
 """
 
 import difflib
@@ -108,7 +108,7 @@ class HypervisorError(VmckptError):
     ) -> None:
         super().__init__(message, host=host, hint=hint)
         self.code = code
-        """libvirt's VIR_ERR_* number; None if the error is vmckpt's own."""
+        """libvirt's VIR_ERR_* number; None if the error is not libvirt's."""
 
 
 class QemuUnclear(HypervisorError):
@@ -320,7 +320,7 @@ def at_host(host: str, why: str) -> str:
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
-    """List names in one line: at most `most`, and how many more there are."""
+    """Return names in one line: at most `most` of them, and how many more there are."""
     all_names = list(names)
     more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
     return ", ".join(all_names[:most]) + more
@@ -338,5 +338,5 @@ def silent_hosts(errors: Mapping[str, str], most: int = 3) -> str:
 
 
 def run_doctor(hosts: Iterable[str], most: int = 3) -> str:
-    """Return the hint to examine hosts: the first `most` of them, as many may have one cause."""
+    """Return the hint to examine the first `most` hosts: many failures may have one cause."""
     return f"run vmckpt doctor {' '.join(quote(name) for name in list(hosts)[:most])}"

@@ -20,9 +20,10 @@ _NO_VALUE_HINT = "run virsh secret-set-value {name} --file FILE on {target}"
 def missing(
     wanted: Iterable[Resource], answers: Answers, *, guest: str, source: str, target: str
 ) -> tuple[Finding, ...]:
-    """Return a finding for each device and kind of resource that the target lacks.
+    """Return a finding for each device and kind of resource that the target cannot provide.
 
-    A resource without an answer is not reported: libvirt decides.
+    A resource without an answer is not reported, because libvirt decides, unless its kind is
+    UNCHECKED. A resource that a file on the target replaces is not reported either.
     """
     lacking: dict[tuple[Kind, str | None, Answer], list[Resource]] = {}
     for one in wanted:

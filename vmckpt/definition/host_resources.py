@@ -1,7 +1,7 @@
 """The table of all elements of a domain XML that name something on the host. Pure.
 
-Each row says how the resource is checked on the target of a move. A test compares the table with
-libvirt's schema, so that no element is forgotten.
+Each row specifies how the resource is checked on the target of a move. A test compares the table
+with libvirt's schema, so that no element is forgotten.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Kind(StrEnum):
     CARD = "bridge, interface or network of a network card"
     """Checked with the other network cards."""
     UNCHECKED = "unchecked"
-    """Nothing checks it before the move."""
+    """The resource is not checked before the move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Check:
     plural: str = ""
     """Plural of the noun; empty: the noun with an "s"."""
     hint: str
-    """May contain {name}, {guest}, {source} and {target}."""
+    """May contain {name}, {pool}, {guest}, {source} and {target}."""
 
 
 _BY_SSH, _BY_LIBVIRT = "ssh: ", "libvirt: "
@@ -75,22 +75,22 @@ CHECKS = {
     Kind.SECRET: Check(
         how=_BY_LIBVIRT + "the secret exists and has a value", code="secret-missing",
         noun="secret",
-        hint="save its definition with virsh secret-dumpxml UUID on {source}, then run virsh"
-        " secret-define FILE and virsh secret-set-value UUID --file VALUE on {target}",
+        hint="save the secret's definition with virsh secret-dumpxml UUID on {source}, then run"
+        " virsh secret-define FILE and virsh secret-set-value UUID --file VALUE on {target}",
     ),
     Kind.NWFILTER: Check(
         how=_BY_LIBVIRT + "the filter exists", code="nwfilter-missing", noun="network filter",
-        hint="save its definition with virsh nwfilter-dumpxml {name} on {source}, and run virsh"
-        " nwfilter-define FILE on {target}",
+        hint="save the filter's definition with virsh nwfilter-dumpxml {name} on {source}, and run"
+        " virsh nwfilter-define FILE on {target}",
     ),
     Kind.NETWORK: Check(
         how=_BY_LIBVIRT + "the network is active", code="network-missing", noun="network",
-        hint="save its definition with virsh net-dumpxml {name} on {source}, then run virsh"
-        " net-define FILE and virsh net-start {name} on {target}",
+        hint="save the network's definition with virsh net-dumpxml {name} on {source}, then run"
+        " virsh net-define FILE and virsh net-start {name} on {target}",
     ),
     Kind.POOL: Check(
         how=_BY_LIBVIRT + "the pool is active", code="pool-missing", noun="storage pool",
-        hint="save its definition with virsh pool-dumpxml {name} on {source}, then run virsh"
+        hint="save the pool's definition with virsh pool-dumpxml {name} on {source}, then run virsh"
         " pool-define FILE and virsh pool-start {name} on {target}",
     ),
     Kind.VOLUME: Check(
@@ -116,7 +116,7 @@ CHECKS = {
     ),
     Kind.CPU: Check(
         how=_BY_LIBVIRT + "the host has the CPUs", code="cpu-missing", noun="host CPU",
-        hint="pin it to CPUs that {target} has, with virsh vcpupin {guest} VCPU CPUS, virsh"
+        hint="pin {guest} to CPUs that {target} has, with virsh vcpupin {guest} VCPU CPUS, virsh"
         " emulatorpin {guest} CPUS or virsh iothreadpin {guest} IOTHREAD CPUS on {source}",
     ),
     Kind.NUMA_NODE: Check(

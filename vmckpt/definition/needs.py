@@ -41,7 +41,7 @@ class Resource:
 
 
 class Answer(StrEnum):
-    """What a host answers about one resource. No answer: it is unknown."""
+    """A host's answer about one resource. A missing answer means unknown."""
 
     PRESENT = "present"
     ABSENT = "absent"
@@ -58,8 +58,9 @@ Answers = Mapping[Resource, Answer]
 def needs(root: ET.Element) -> tuple[Resource, ...]:
     """Return the resources that a domain XML names, each once, with the first device that needs it.
 
-    Files that libvirt creates itself are left out, and so are disk images and network cards, which
-    preflight compares itself.
+    Left out are files that libvirt creates itself, resources that every host has, devices that
+    libvirt may drop in a migration (startupPolicy), and disk images and network cards, which
+    preflight compares itself. Raises ValueError.
     """
     found: dict[tuple[Kind, str], Resource] = {}
     for row in ROWS:
@@ -88,7 +89,7 @@ def _matches(root: ET.Element, row: Row) -> Iterator[tuple[str | None, ET.Elemen
 
 
 def _named(root: ET.Element, device: ET.Element) -> str:
-    """Return how messages name a device: "disk vda", "network card 52:54:00:…", "serial 2"."""
+    """Name a device for messages: "disk vda", "serial 2", "network card 52:54:00:12:34:56"."""
     target, mac = device.find("target"), device.find("mac")
     if device.tag == "disk" and target is not None:
         return f"disk {target.get('dev', '?')}"
@@ -203,4 +204,5 @@ _SPECIAL: Mapping[Kind, Callable[[str, ET.Element], Iterator[str]]] = {
     Kind.HUGE_PAGES: _page_sizes, Kind.VOLUME: _volume, Kind.PCI_DEVICE: _pci,
     Kind.USB_DEVICE: _usb,
 }  # fmt: skip
-"""Functions from an element's value, and the element, to names; other values are names as such."""
+"""By kind: a function that yields the names, from an element's value and the element. For a kind
+without a function, the value is the name."""

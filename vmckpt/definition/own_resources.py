@@ -174,7 +174,10 @@ def _cards(root: ET.Element) -> Iterator[str]:
 
 
 def _removed(root: ET.Element) -> Iterator[str]:
-    """Remove devices of which the guest sees nothing, so they can also be missing while it runs."""
+    """Remove host resources that the guest does not see. Yields a sentence on each loss.
+
+    As the guest does not see them, they may also be missing in the copy of a running guest.
+    """
     devices = root.find("devices")
     if devices is None:
         return

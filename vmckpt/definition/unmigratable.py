@@ -1,4 +1,4 @@
-"""Devices and settings with which libvirt or QEMU refuses to migrate or save a guest. Pure.
+"""Devices and settings because of which libvirt or QEMU refuses to migrate or save a guest. Pure.
 
 libvirt's own rules are those of libvirt 9.0 (qemuMigrationSrcIsAllowed). QEMU reports what its
 devices refuse as "blocked-reasons" of query-migrate; the rules here name the device, with a hint,
@@ -39,7 +39,7 @@ def _by_libvirt(root: ET.Element) -> Iterator[Refusal]:
             yield Refusal(
                 code="invtsc", by_qemu=True,
                 what="has CPU feature invtsc without a TSC frequency",
-                hint="add <timer name='tsc' frequency='...'/> to <clock>, or remove the feature",
+                hint="add <timer name='tsc' frequency='HZ'/> to <clock>, or remove the feature",
             )  # fmt: skip
     for shared in root.findall("devices/filesystem"):
         if attribute(shared, "driver", "type") == "virtiofs":

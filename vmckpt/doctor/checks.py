@@ -59,7 +59,7 @@ class DeviceSeen:
     error: str | None = None
     """Why the fence agent was not run."""
     hint: str | None = None
-    """The hint of that error."""
+    """What to do about `error`."""
 
     @property
     def power(self) -> Power:
@@ -92,9 +92,10 @@ class Examined:
     probe_hint: str | None = None
     kvm_boots: bool | None = None
     logins: Mapping[str, str | None] = field(default_factory=dict)
-    """For each other host, by name: why this host cannot log in to its libvirtd, or None."""
+    """For each other host, by name: why this host cannot log in to that host's libvirtd; None: it
+    can."""
     ports: Mapping[str, bool] = field(default_factory=dict)
-    """For each other host, by name: whether packets from this host reach its migration ports."""
+    """For each other host, by name: whether packets from this host reach its port FIRST_PORT."""
     twins: tuple[SameUuid, ...] = ()
     """What is known about other names whose hosts have the same libvirt host UUID."""
     fence: FenceSeen | None = None
@@ -208,7 +209,7 @@ def _ssh(examined: Examined) -> Iterator[Finding]:
             Severity.WARNING,
             name,
             "no ssh address: storage and networks cannot be verified",
-            "add ssh: {address: ...} to the host in the inventory",
+            "add ssh: {address: ADDRESS} to the host in the inventory",
         )
     elif examined.probe_error is not None:
         yield _finding(
@@ -408,7 +409,7 @@ def _fence(examined: Examined, seen: FenceSeen) -> Iterator[Finding]:
 def _fence_device(examined: Examined, seen: FenceSeen, device: DeviceSeen) -> Finding:
     """Return the finding on one fence device.
 
-    It is never a blocker, because migrations do not need fencing.
+    The finding is never a blocker, because migrations do not need fencing.
     """
     name, answers = examined.host.name, examined.facts is not None
     severity, hint = Severity.WARNING, f"correct the fence: entry of {name} in the inventory"
@@ -451,7 +452,7 @@ class HostReady:
     room: Bytes | None
     """Free space in the directory `state`; None if the directory cannot be created."""
     stores: Mapping[str, str | None]
-    """By name of each store in a directory: why agents cannot write to it; None if they can."""
+    """For each store in a directory, by name: why agents cannot write to it; None: they can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

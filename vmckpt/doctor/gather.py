@@ -59,7 +59,7 @@ async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
 
 
 async def _fence(host: Host) -> FenceSeen | None:
-    """Query the status of each fence device of a host; None if it has none.
+    """Query the status of each fence device of a host. Returns None if the host has no devices.
 
     No device is switched on or off.
     """
@@ -131,8 +131,8 @@ async def ask_host(
     """Collect the facts about a host that matter for snapshots.
 
     `stores`: the directories of stores, by store name. `find_agent` raises RemoteError if the host
-    has no agent and the agent cannot be installed. Returns None if the host has no ssh address or
-    does not answer.
+    has no agent and the agent cannot be installed. Returns None if the host has no ssh address, or
+    if ssh to the host fails.
     """
     if host.ssh is None:
         return None

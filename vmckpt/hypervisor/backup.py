@@ -52,7 +52,7 @@ def backup_xml(order: BackupOrder) -> str:
 def new_checkpoint_xml(order: BackupOrder) -> str | None:
     """Return the XML of the checkpoint that is created with a backup.
 
-    Returns None if no disk can have a dirty bitmap.
+    Returns None if the order asks for no dirty bitmap on any disk.
     """
     marked = [disk.name for disk in order.disks if disk.mark]
     if not marked:
@@ -204,8 +204,8 @@ class Backups:
     def forget(self, name: str) -> None:
         """Delete a checkpoint and its bitmaps, even if some bitmaps are missing.
 
-        Does nothing if the checkpoint does not exist. If the guest is off, the bitmaps remain until
-        `sweep`.
+        If the checkpoint does not exist, only bitmaps with its name are deleted. If the guest is
+        off, the bitmaps remain until `sweep`.
         """
         self._seat.on_domain(
             f"deleting checkpoint {name}", lambda domain: _forget(domain, name), changes=True
@@ -214,7 +214,8 @@ class Backups:
     def sweep(self, keep: Collection[str]) -> tuple[str, ...]:
         """Delete vmckpt's checkpoints and bitmaps except `keep`. Returns the deleted names.
 
-        This cleans up after a crash, even if only a bitmap of a checkpoint is left.
+        Cleans up after a crash, even if only a bitmap of a checkpoint is left. `keep`: names of
+        checkpoints.
         """
 
         def change(domain: libvirt.virDomain) -> tuple[str, ...]:
@@ -233,7 +234,7 @@ class Backups:
 
         A migration transfers the bitmaps, but not libvirt's checkpoint metadata. `line`: the
         checkpoints, parents first. `validate`: verify that the bitmaps exist; the guest must run.
-        Returns the names of checkpoints without a bitmap; none if `validate` is false.
+        Returns the names of checkpoints without a bitmap; empty if `validate` is false.
         """
         return self._seat.on_domain(
             "redefining checkpoints",
@@ -273,7 +274,7 @@ def _abort(domain: libvirt.virDomain, socket: str) -> bool:
 
 
 def list_checkpoints(domain: libvirt.virDomain) -> tuple[Checkpoint, ...]:
-    """Return a domain's checkpoints, parents first. Raises libvirtError."""
+    """Return a domain's checkpoints, parents first. Raises libvirtError, ValueError."""
     found = []
     for one in domain.listAllCheckpoints(libvirt.VIR_DOMAIN_CHECKPOINT_LIST_TOPOLOGICAL):
         with suppress(libvirt.libvirtError):  # the checkpoint was deleted meanwhile

@@ -21,13 +21,16 @@ Nodes = Mapping[str, Mapping[str, Any]]
 
 
 def nodes(domain: libvirt.virDomain) -> Nodes:
-    """Return QEMU's block nodes by name. Raises libvirtError."""
+    """Return QEMU's block nodes by name. Raises libvirtError; LookupError if QEMU refuses."""
     answer = libvirt_qemu.qemuMonitorCommand(domain, json.dumps(_NODES), 0)
     return {str(node["node-name"]): node for node in json.loads(answer)["return"]}
 
 
 def remove_bitmap(domain: libvirt.virDomain, node: str, name: str) -> None:
-    """Remove a dirty bitmap that is unknown to libvirt. Raises libvirtError."""
+    """Remove a dirty bitmap that is unknown to libvirt. Raises libvirtError.
+
+    If QEMU refuses, the bitmap remains, and no error is raised.
+    """
     order = {"execute": "block-dirty-bitmap-remove", "arguments": {"node": node, "name": name}}
     libvirt_qemu.qemuMonitorCommand(domain, json.dumps(order), 0)
 

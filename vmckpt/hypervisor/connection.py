@@ -43,9 +43,10 @@ class ConnectionThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Run `call` in the thread and return its result. Cancellation does not stop the call.
+        """Run `call` in the thread and return its result.
 
-        Raises what `call` raises; a StopIteration becomes a ValueError.
+        Cancellation does not stop a call that the thread has started. Raises what `call` raises; a
+        StopIteration becomes a ValueError.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -109,10 +110,11 @@ def _turn_for_ever() -> None:
 
 
 def without_questions(uri: str) -> str:
-    """Return the URI with `no_tty`: ssh fails instead of asking for a password or about a host key.
+    """Add `no_tty` to a URI that uses ssh, and return the URI; other URIs are unchanged.
 
-    A prompt would appear in the middle of vmckpt's output, and accepting an unknown key there would
-    bypass the rule that host keys are verified.
+    With `no_tty`, ssh fails instead of asking for a password or about an unknown host key. A prompt
+    would appear in the middle of vmckpt's output, and accepting an unknown key there would bypass
+    the rule that host keys are verified.
     """
     try:
         parts = urlsplit(uri)
@@ -126,9 +128,9 @@ def without_questions(uri: str) -> str:
 
 @contextmanager
 def opened(uri: str, host: str) -> Iterator[libvirt.virConnect]:
-    """Open a connection, and close it at the end of the block.
+    """Open a connection, and close it at the end of the block. Raises HostUnreachable.
 
-    Raises HostUnreachable, HypervisorError.
+    `host`: the host's name in the error.
     """
     start()
     try:
@@ -248,7 +250,7 @@ class _Connection:
             raise
 
     def _open(self) -> libvirt.virConnect:
-        """Return a connection that is alive. Runs in the thread."""
+        """Return a connection that is alive. Runs in the thread. Raises libvirtError."""
         if self._connection is not None and self._connection.isAlive() != 1:
             self._drop()
         if self._connection is None:
@@ -322,10 +324,10 @@ class Hypervisor:
             return await self._in_time(what, self._guarded(call), limit=limit, changes=True)
 
     async def execute_long(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
-        """Make a call that changes something on the long connection, without a time limit.
+        """Make a call that changes something, without a time limit, and return its result.
 
-        Only connecting has a time limit, since nothing is changed before the call. Raises the same
-        errors as `execute`.
+        The call uses the long connection. Only connecting has a time limit, since nothing is
+        changed before the call. Raises the same errors as `execute`.
         """
         self._may_act(what)
         with self._translated(what, changes=True):

@@ -1,4 +1,4 @@
-"""Write an edited domain XML with its metadata as it was. Pure.
+"""Write an edited domain XML whose unedited metadata keeps its exact text. Pure.
 
 ElementTree renames the namespace prefixes that it writes. libvirt stores everything below
 <metadata> as it receives it, and programs such as virt-manager expect their own prefixes there.
@@ -15,7 +15,7 @@ _CHILD = 3
 
 
 def text(root: ET.Element, like: str) -> str:
-    """Return a definition as text. `like`: the text from which it was parsed before it was edited.
+    """Return an edited definition as text. `like`: the text from which `root` was parsed.
 
     Entries of the metadata that were not edited are returned exactly as they are in `like`.
     """

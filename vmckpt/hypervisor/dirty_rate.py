@@ -23,9 +23,10 @@ _LATE = Seconds(5.0)
 async def dirtied(hypervisor: Hypervisor, guest: Guest, seconds: int) -> DirtyPoint:
     """Measure how much memory the guest dirties within `seconds`, by QEMU's page sampling.
 
-    `seconds` is clamped to 1 to 60. This works with and without KVM. The result is rough: QEMU
-    samples 128 pages per 256 MiB and returns whole MiB/s. Raises ReadOnly, and
-    HypervisorError, including if the guest has a job, since the measurement would disturb the job.
+    `seconds` is limited to the range 1 to 60. The measurement works with and without KVM. The
+    result is rough: QEMU samples 128 pages per 256 MiB and returns whole MiB/s. Raises ReadOnly,
+    and HypervisorError, including if the guest does not exist, or has a job, which the measurement
+    would disturb.
     """
     seconds = min(_LONGEST, max(1, seconds))
     name = hypervisor.host.name

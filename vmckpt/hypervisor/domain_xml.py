@@ -354,7 +354,7 @@ def platforms(capabilities: str) -> dict[tuple[str, str], frozenset[str]]:
 
 
 def host_uuid(capabilities: str) -> str:
-    """Return the host's UUID from libvirt's capabilities XML."""
+    """Return the host's UUID from libvirt's capabilities XML; "" if the XML has none."""
     return tree(capabilities, "capabilities").findtext("host/uuid", "")
 
 

@@ -73,7 +73,10 @@ async def find_guest(hypervisor: Hypervisor, name: str) -> Guest | None:
 
 
 async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
-    """Return what the host reports about a guest. Does not raise if the host is unreachable."""
+    """Return what the host reports about a guest.
+
+    If the query fails for any reason, the host is returned as unreachable.
+    """
 
     def read(connection: libvirt.virConnect) -> Presence:
         domain = _lookup(connection, uuid)
@@ -180,7 +183,8 @@ async def versions(hypervisor: Hypervisor) -> tuple[int, int]:
 async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str]) -> None:
     """Replace a guest's labels, which are part of its definition and move with the guest.
 
-    Raises HypervisorError, including if there is no such guest; BadInput for control characters.
+    `name`: the guest's name or UUID. Raises HypervisorError, including if there is no such guest;
+    BadInput for control characters; OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -199,7 +203,8 @@ async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str
 async def remove(hypervisor: Hypervisor, name: str) -> None:
     """Destroy a guest and undefine it. Does nothing if the host has no such guest.
 
-    Raises HypervisorError, OutcomeUnknown, ReadOnly.
+    Also deletes the guest's NVRAM file, and libvirt's metadata of its snapshots and checkpoints.
+    `name`: the guest's name or UUID. Raises HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -276,7 +281,8 @@ def described(domain: libvirt.virDomain) -> Guest:
 def state_of(domain: libvirt.virDomain) -> tuple[int, int]:
     """Return a domain's state and reason from libvirt. Raises libvirtError if it is gone.
 
-    A protected guest is paused for some milliseconds in each epoch; this pause is not reported.
+    A protected guest is paused for some milliseconds in each epoch. To skip this pause, the state
+    is read up to five times.
     """
     for _ in range(_LOOKS):
         state, reason = domain.state()
@@ -287,9 +293,9 @@ def state_of(domain: libvirt.virDomain) -> tuple[int, int]:
 
 
 def _job(domain: libvirt.virDomain) -> str | None:
-    """Return the guest's job; None if there is none, UNKNOWN_JOB if libvirt fails.
+    """Return the guest's job; UNKNOWN_JOB if libvirt fails, for example if QEMU's monitor is busy.
 
-    libvirt fails, for example, while QEMU's monitor is busy.
+    Returns None if the guest has no job or is off, or if libvirt does not support jobs.
     """
     if not domain.isActive():
         return None
@@ -305,7 +311,7 @@ def _job(domain: libvirt.virDomain) -> str | None:
 
 
 def up(caller: DomainCaller) -> None:
-    """Bring up the links of all network cards through libvirt. Raises HypervisorError."""
+    """Bring up the links of all network cards. Raises HypervisorError, OutcomeUnknown."""
 
     def change(domain: libvirt.virDomain) -> None:
         for card in domain_xml.tree(domain.XMLDesc(), "domain").findall("devices/interface"):

@@ -22,7 +22,10 @@ _USAGES = (
 
 
 async def ask(hypervisor: Hypervisor, wanted: Iterable[Resource]) -> dict[Resource, Answer]:
-    """Return libvirt's answer about each resource that it knows about. Raises HypervisorError."""
+    """Return libvirt's answer about each resource. Raises HypervisorError.
+
+    Resources about which libvirt gives no answer are left out.
+    """
     asked = [one for one in wanted if one.kind in _QUESTIONS]
     if not asked:
         return {}
@@ -177,7 +180,7 @@ _QUESTIONS: Mapping[Kind, Callable[[_Host, str], Answer | None]] = {
 async def volumes(hypervisor: Hypervisor, xml: str) -> dict[str, str]:
     """Return the paths of the disks that name a storage pool and a volume, by the disk's name.
 
-    Volumes that the host does not have are left out. Raises HypervisorError.
+    Volumes for which libvirt gives no absolute path are left out. Raises HypervisorError.
     """
     if "volume=" not in xml:
         return {}
@@ -190,18 +193,19 @@ _NO_REFUSALS = (
     libvirt.VIR_ERR_NO_SUPPORT, libvirt.VIR_ERR_OPERATION_DENIED, libvirt.VIR_ERR_ACCESS_DENIED,
     libvirt.VIR_ERR_CPU_INCOMPATIBLE,
 )  # fmt: skip
-"""Errors of a dry start that say nothing about the definition; the CPU has a check of its own."""
+"""Errors of a dry start that do not concern the definition; the CPU has a check of its own."""
 _CRASHES = ("interface", "hostdev")
-"""Devices that are left out: with <interface type='hostdev'>, libvirtd 9.0.0 crashes in this call.
-The call replaces every network card by a simpler one anyway."""
+"""Devices that are left out of a dry start: with <interface type='hostdev'>, libvirtd 9.0.0 crashes
+in domainXMLToNative. That call replaces every network card with a simpler card anyway."""
 
 
 async def refusal(hypervisor: Hypervisor, xml: str) -> str | None:
-    """Let a host's libvirt make QEMU's command line for a guest, without starting it.
+    """Let a host's libvirt make QEMU's command line for a guest, without starting the guest.
 
-    libvirt checks the definition against its own version, the host and QEMU, but opens no image
-    and creates nothing. Returns libvirt's reason if it refuses; None if it would start the guest,
-    or if this is unknown. Raises HypervisorError.
+    libvirt checks the definition, except network cards and host devices, against its own version,
+    the host and QEMU, but opens no image and creates nothing. Returns libvirt's reason if libvirt
+    would refuse to start the guest; None if not, or if the answer is unknown, as over a read-only
+    connection. Raises HypervisorError.
 
     `xml`: the running guest's XML as it would be sent to the host, with passwords.
     """

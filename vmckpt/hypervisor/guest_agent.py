@@ -1,7 +1,7 @@
 """Calls to the QEMU guest agent: freezing of file systems, the clock, the network, commands.
 
-A command that was not answered in time may still be executed later. So every freeze, even a failed
-one, must be followed by a thaw.
+A command that was not answered in time may still be executed later. So every freeze must be
+followed by a thaw, even if the freeze failed.
 """
 
 import base64
@@ -31,7 +31,7 @@ _SHORT = Seconds(5.0)
 _NANO = 1_000_000_000
 _TURN = Seconds(0.1)
 _MOST, _LONGEST = 256, 200
-"""Limits for answers: network interfaces, and characters of a text."""
+"""Limits for answers: entries of a list, and characters of a text."""
 
 
 class GuestAgent:
@@ -75,14 +75,18 @@ class GuestAgent:
         self._ask("guest-set-time", limit, _nothing, time=round(to * _NANO))
 
     def interfaces(self, *, limit: Seconds = _SHORT) -> tuple[GuestInterface, ...]:
-        """Return the guest's network interfaces. Raises HypervisorError."""
+        """Return the guest's network interfaces. Raises HypervisorError.
+
+        Loopback and link-local addresses are left out.
+        """
         return self._ask("guest-network-get-interfaces", limit, _interfaces)
 
     def execute(self, path: str, *words: str, limit: Seconds) -> tuple[int, str]:
         """Run a program in the guest. Returns its exit status and its error output.
 
-        Raises HypervisorError if the agent cannot run programs, or if the program does not exit
-        within `limit`; the program may then still run.
+        The exit status is -1 if a signal ended the program. The output is one line of at most 200
+        characters. Raises HypervisorError if the agent cannot run programs, or if the program does
+        not exit within `limit`; the program may then still run.
         """
         give_up = time.monotonic() + limit
         pid = self._ask(
@@ -94,7 +98,7 @@ class GuestAgent:
                 return done
             time.sleep(_TURN)
         host = self._seat.host
-        raise HypervisorError(f"{host}: {path} did not exit in the guest", host=host)
+        raise HypervisorError(f"{host}: {path} did not exit in the guest in time", host=host)
 
     def _ask(
         self, command: str, limit: Seconds, read: Callable[[Any], T], **arguments: object

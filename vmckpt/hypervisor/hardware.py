@@ -39,8 +39,8 @@ class Part:
 def differs(first: str, second: str, *, identity: bool = True) -> tuple[str, ...]:
     """Return the names of the parts in which two definitions describe different hardware.
 
-    With `identity`, MAC addresses and host resources of disks and network cards are compared, too.
-    Raises ValueError.
+    With `identity`, MAC addresses, fixed vsock addresses, the SMBIOS UUID, and host resources of
+    disks and network cards are compared, too. Raises ValueError.
     """
     roots = [domain_xml.tree(one, "domain") for one in (first, second)]
     one, other = (dict(parts(root, identity=identity)) for root in roots)
@@ -84,7 +84,10 @@ def parts(root: ET.Element, *, identity: bool = True) -> Iterator[tuple[str, Par
 
 
 def _whole(node: ET.Element | None, but: Collection[str] = _NOT_COMPARED) -> str:
-    """Return an element as text, without the elements `but`, in an order that does not matter."""
+    """Return an element as text that does not depend on the order of attributes and children.
+
+    `but`: names of descendants to leave out. Returns "" if nothing in the element is compared.
+    """
     if node is None:
         return ""
     own = sorted(node.attrib.items())

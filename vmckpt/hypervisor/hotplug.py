@@ -37,7 +37,10 @@ def run_id(caller: DomainCaller) -> int | None:
 
 
 def network_is_active(caller: DomainCaller, name: str) -> bool:
-    """Return whether a libvirt network on the guest's host is active. Raises HypervisorError."""
+    """Return whether the guest's host has a libvirt network with this name that is active.
+
+    Raises HypervisorError.
+    """
 
     def look(domain: libvirt.virDomain) -> bool:
         try:

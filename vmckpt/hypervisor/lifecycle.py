@@ -1,4 +1,4 @@
-"""Start, shut down and save guests, and listen for a guest's stop and hotplug events."""
+"""Start, shut down and save guests, move guests that are off, and listen for a guest's events."""
 
 import asyncio
 import threading
@@ -138,7 +138,7 @@ class Ending(StrEnum):
 class Endings:
     """A listener for a guest's stop and hotplug events.
 
-    Use as `with Endings(uuid, uri=...) as endings`.
+    Use as `with Endings(uuid, uri="qemu:///system") as endings`.
     """
 
     def __init__(self, guest: str, *, uri: str) -> None:
@@ -153,7 +153,10 @@ class Endings:
         self._connection: libvirt.virConnect | None = None
 
     def __enter__(self) -> Self:
-        """Start to listen. If libvirt cannot be reached, `how` returns DIED."""
+        """Start to listen.
+
+        If libvirt cannot be reached, `how` returns DIED, unless a later `keep` succeeds.
+        """
         connection.start()
         self._listen()
         return self

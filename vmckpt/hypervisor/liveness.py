@@ -43,9 +43,10 @@ async def sample_liveness(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pul
 
 
 async def measure_writes(hypervisor: Hypervisor, uuid: str, seconds: int) -> None:
-    """Start QEMU's dirty rate measurement for 1 to 60 seconds; later samples contain the result.
+    """Start QEMU's dirty rate measurement; later samples contain the result.
 
-    Raises HypervisorError, ReadOnly.
+    `seconds`: the length of the measurement, limited to the range 1 to 60. Raises HypervisorError,
+    OutcomeUnknown, ReadOnly.
     """
 
     def start(connection: libvirt.virConnect) -> None:

@@ -123,8 +123,8 @@ _OF_GUEST = (
     libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_OPERATION_UNSUPPORTED,
     libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED, libvirt.VIR_ERR_MIGRATE_UNSAFE,
 )  # fmt: skip
-"""Errors with which the source's libvirt refuses a migration (qemuMigrationSrcIsAllowed, …IsSafe,
-…BeginPhase of libvirt 9.0)."""
+"""Errors with which the source's libvirt refuses a migration (qemuMigrationSrcIsAllowed,
+qemuMigrationSrcIsSafe and qemuMigrationSrcBeginPhase of libvirt 9.0)."""
 _OF_TARGET = (
     libvirt.VIR_ERR_CONFIG_UNSUPPORTED, libvirt.VIR_ERR_XML_ERROR, libvirt.VIR_ERR_XML_DETAIL,
     libvirt.VIR_ERR_CPU_INCOMPATIBLE, libvirt.VIR_ERR_NO_SECRET, libvirt.VIR_ERR_NO_NETWORK,
@@ -136,7 +136,8 @@ _OF_TARGET = (
 def explained(error: HypervisorError, order: MoveOrder, target: Host) -> HypervisorError:
     """Return the error with a clearer cause and a hint where libvirt's message lacks them.
 
-    Errors of a subclass of HypervisorError are returned unchanged.
+    A refusal by the libvirt of either host becomes MigrationRefused. Errors of a subclass of
+    HypervisorError are returned unchanged.
     """
     if type(error) is not HypervisorError:
         return error
@@ -189,7 +190,7 @@ class LibvirtMigrationDriver:
         *,
         free_target: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`free_target` makes the target close its end of a broken stream."""
+        """`free_target` makes the target close its end of a broken stream; None: not possible."""
         self._source = source
         self._target = target
         self._uuid = uuid

@@ -42,10 +42,10 @@ async def handed_over(hypervisor: Hypervisor, uuid: str) -> bool:
 
 
 async def source_never_completed(hypervisor: Hypervisor, uuid: str) -> bool:
-    """Return whether QEMU reports that it has not sent the complete guest.
+    """Return whether QEMU reports that it never migrated the guest, or that the migration failed.
 
-    Returns False if QEMU does not answer. The result is meaningless if QEMU was started after the
-    migration.
+    A cancelled migration counts as failed. Returns False if QEMU does not answer. The result is
+    meaningless if QEMU was started after the migration.
     """
     return await _stream(hypervisor, uuid) in ("none", "failed", "cancelled")
 

@@ -1,4 +1,4 @@
-"""What the source of a migration knows about the guest beyond its definition."""
+"""What the source of a migration reports about the guest beyond its stored definition."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,8 @@ class SourceAnswers:
     """The answers of the source's libvirt and QEMU."""
 
     xml: str = ""
-    """The running guest's XML as libvirt would send it, with passwords; empty: unknown."""
+    """The running guest's XML as libvirt would send it; empty: unknown. Contains passwords unless
+    the connection is read-only."""
     needs: tuple[Resource, ...] = ()
     blocked: tuple[str, ...] = ()
     """Why QEMU cannot migrate the guest, in QEMU's words ("blocked-reasons" of query-migrate)."""
@@ -40,7 +41,8 @@ class SourceAnswers:
 async def ask_source(hypervisor: Hypervisor, uuid: str) -> SourceAnswers:
     """Ask the source about a running guest. Raises HypervisorError.
 
-    Over a read-only connection, QEMU is not asked.
+    QEMU is not asked over a read-only connection, or if the guest is off: `blocked` and
+    `data_files` are then empty.
     """
     read_only = hypervisor.host.read_only
 
@@ -60,7 +62,10 @@ async def ask_source(hypervisor: Hypervisor, uuid: str) -> SourceAnswers:
 
 
 def _blocked(domain: libvirt.virDomain) -> Iterator[str]:
-    """Yield QEMU's reasons. QEMU older than 6.0 gives none, and then libvirt decides."""
+    """Yield QEMU's reasons against a migration.
+
+    QEMU before version 6.0 gives no reasons; then libvirt decides.
+    """
     answer: Any = json.loads(libvirt_qemu.qemuMonitorCommand(domain, _QUERY, 0)).get("return", {})
     for reason in answer.get("blocked-reasons", [])[:_MOST]:
         yield " ".join(str(reason).split())

@@ -29,7 +29,7 @@ def owner(uri: str, host: str) -> tuple[int, int]:
 
 
 def owner_in(capabilities: str) -> tuple[int, int]:
-    """Return QEMU's user and group IDs from libvirt's capabilities; root if they name no user.
+    """Return QEMU's user and group IDs from libvirt's capabilities; (0, 0) if they name none.
 
     Raises ValueError.
     """
@@ -42,10 +42,10 @@ def owner_in(capabilities: str) -> tuple[int, int]:
 
 
 def make_folder(place: Path, to: tuple[int, int]) -> Path:
-    """Create the directory `place`, unless it exists, so that QEMU can create sockets in it.
+    """Create the directory `place`, unless it exists, and make QEMU its owner.
 
-    `to`: QEMU's user and group IDs. Returns `place`. Raises OSError, and BadInput if QEMU has no
-    access to the directory.
+    QEMU can then create sockets in the directory. `to`: QEMU's user and group IDs. Returns `place`.
+    Raises OSError, and BadInput if QEMU has no access to the directory.
     """
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chown(place, *to)

@@ -87,12 +87,12 @@ class QmpMonitor:
         """Run a QMP command that changes something, once, and return its result.
 
         `files`: descriptors to pass to QEMU. Raises HypervisorError, QmpRefused if QEMU answers
-        with an error, OutcomeUnknown if the answer was lost.
+        with an error, OutcomeUnknown if the answer was lost or is invalid.
         """
         return self._monitor(command, arguments, files, changes=True)
 
     def run_state(self) -> str:
-        """Return QEMU's run state: running, paused, postmigrate, ... Raises HypervisorError."""
+        """Return QEMU's run state, such as "running" or "postmigrate". Raises HypervisorError."""
         return str(self.ask("query-status")["status"])
 
     def is_active(self) -> bool:
@@ -283,9 +283,8 @@ class DomainCaller(Protocol):
     ) -> T:
         """Run `call` with the guest's domain and return its result.
 
-        `what` describes the call in errors.
-
-        Raises HypervisorError, and OutcomeUnknown if `changes`.
+        `what` describes the call in errors. Raises HypervisorError, and OutcomeUnknown if
+        `changes`; libvirtError if the implementation leaves the mapping to its caller.
         """
 
 

@@ -14,13 +14,13 @@ from vmckpt.model.same_host import SameUuid, Sighting, judge
 _KINDS = ("kernel", "user", "idle")
 """The CPU times that never decrease; "iowait" may."""
 _TRIES = 3
-"""Comparisons before the answer is that it is unknown: guests may start meanwhile."""
+"""Maximum number of comparisons: a single comparison can fail because guests start meanwhile."""
 
 
 async def among(hosts: Sequence[Hypervisor]) -> tuple[SameUuid, ...]:
     """Compare all hosts, and return the pairs of names that have the same libvirt host UUID.
 
-    If a host does not answer, it is unknown whether it is one of the others.
+    The pairs of a host that does not answer are returned, too: their `one` is None.
     """
     seen = await asyncio.gather(*(_sighting(host) for host in hosts))
     found: list[SameUuid] = []
@@ -60,7 +60,7 @@ async def _pair(
 
 
 async def _compare(one: Hypervisor, other: Hypervisor) -> SameUuid | None:
-    """Compare two hosts whose UUIDs are the same."""
+    """Compare two hosts whose UUIDs are the same; None if no host has a UUID."""
     same: SameUuid | None = None
     for _ in range(_TRIES):
         seen = []

@@ -26,7 +26,7 @@ def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
 
 
 def plug(monitor: QmpMonitor, device: str) -> None:
-    """Plug a device into a guest that runs or waits. `device`: its XML.
+    """Plug a device into a running or paused guest. `device`: the device's XML.
 
     Raises HypervisorError, OutcomeUnknown.
     """
@@ -79,7 +79,7 @@ def stored(monitor: QmpMonitor) -> tuple[str, bool] | None:
 def undefine(monitor: QmpMonitor) -> None:
     """Undefine the guest, if it is defined. A running guest keeps running as a transient guest.
 
-    Raises HypervisorError, OutcomeUnknown.
+    Keeps the guest's NVRAM and TPM state. Raises HypervisorError, OutcomeUnknown.
     """
 
     def call(domain: libvirt.virDomain) -> None:
@@ -92,7 +92,7 @@ def undefine(monitor: QmpMonitor) -> None:
 def links_up(monitor: QmpMonitor, cards: list[str]) -> None:
     """Bring up the links of network cards that were down when the guest was started.
 
-    `cards`: the XML of each card. Raises HypervisorError, OutcomeUnknown.
+    `cards`: the XML of each card, with its link up. Raises HypervisorError, OutcomeUnknown.
     """
 
     def call(domain: libvirt.virDomain) -> None:

@@ -54,8 +54,9 @@ def _in(node: ET.Element | None) -> ET.Element | None:
 
 
 def with_images_at(xml: str, paths: Mapping[str, str]) -> str:
-    """Return a domain XML with new image paths; everything else stays unchanged.
+    """Return a domain XML with new image paths.
 
+    Security labels that apply only to the old images are removed; everything else is unchanged.
     `paths`: new image path of each disk, by disk name ("vda"). Raises ValueError.
     """
     root = domain_xml.tree(xml, "domain")
@@ -95,7 +96,8 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
     """Return the path of a directory on the target.
 
     `wish`: an absolute path, or the name of a libvirt storage pool. Raises BadInput if the pool
-    does not exist, is inactive or cannot store files; HypervisorError if libvirt gives no path.
+    does not exist, is inactive or cannot store files; HypervisorError if libvirt fails or gives no
+    absolute path.
     """
     if wish.startswith("/"):
         return str(PurePosixPath(wish))
@@ -141,7 +143,7 @@ class User:
 
     guest: str
     format: str
-    """Image format according to the guest's definition; "" if it names no format."""
+    """Image format according to the guest's definition; "" for a backing file or NVRAM."""
 
 
 _NO_VOLUME = (libvirt.VIR_ERR_NO_STORAGE_POOL, libvirt.VIR_ERR_NO_STORAGE_VOL)
@@ -150,17 +152,18 @@ _MANY = Seconds(60.0)
 
 
 async def of_all(hypervisor: Hypervisor) -> Mapping[str, User]:
-    """Return the images of all guests of a host, by path.
+    """Return the guest that uses each image on a host, by the image's path.
 
-    Raises HypervisorError, including if a storage pool in use is inactive: its files are unknown.
+    Volumes that do not exist are left out. Raises HypervisorError, including if a storage pool in
+    use is inactive, since the pool's files are then unknown.
     """
     return await _of(hypervisor, None, _NO_VOLUME)
 
 
 async def of_others(hypervisor: Hypervisor, uuid: str) -> Mapping[str, User]:
-    """Return the images of all guests except `uuid`, by path. Skips volumes in inactive pools.
+    """Return the guest that uses each image on a host, except guest `uuid`, by the image's path.
 
-    Raises HypervisorError.
+    Volumes that do not exist, or whose pool is inactive, are left out. Raises HypervisorError.
     """
     return await _of(hypervisor, uuid, (*_NO_VOLUME, libvirt.VIR_ERR_OPERATION_INVALID))
 
@@ -185,7 +188,10 @@ async def _of(
 
 
 def _definitions(domain: libvirt.virDomain) -> list[str]:
-    """Return the current and the stored XML; empty if the guest disappeared meanwhile."""
+    """Return the current XML and, for a persistent guest, the stored XML.
+
+    Returns an empty list if the guest disappeared meanwhile.
+    """
     try:
         texts = [domain.XMLDesc(0)]
         if domain.isPersistent():
@@ -198,7 +204,7 @@ def _definitions(domain: libvirt.virDomain) -> list[str]:
 
 
 def _volumes(connection: libvirt.virConnect, xml: str, forgiven: tuple[int, ...]) -> dict[str, str]:
-    """Return the images that a definition names by storage pool and volume."""
+    """Return the format of each image that a definition names by pool and volume, by path."""
     found: dict[str, str] = {}
     for disk in domain_xml.tree(xml, "domain").iterfind("devices/disk[@type='volume']"):
         driver, source = disk.find("driver"), disk.find("source")
@@ -218,7 +224,8 @@ def _volumes(connection: libvirt.virConnect, xml: str, forgiven: tuple[int, ...]
 def volume_paths(connection: libvirt.virConnect, xml: str) -> dict[str, str]:
     """Return the paths of disks that name a storage pool and a volume, by the disk's name.
 
-    Volumes that this host does not have are left out. Raises libvirtError, ValueError.
+    Volumes for which libvirt gives no absolute path are left out, for example volumes that this
+    host does not have. Raises libvirtError if the connection broke, ValueError.
     """
     found = {}
     for disk in domain_xml.tree(xml, "domain").iterfind("devices/disk[@type='volume']"):
@@ -237,8 +244,10 @@ def volume_paths(connection: libvirt.virConnect, xml: str) -> dict[str, str]:
 
 
 def definition(domain: libvirt.virDomain, flags: int = 0) -> str:
-    """Return a domain's XML; volumes of storage pools are given by path, as in
-    `with_volumes_by_path`. `flags`: libvirt's VIR_DOMAIN_XML_*.
+    """Return a domain's XML with volumes of storage pools given by path.
+
+    See `with_volumes_by_path`. `flags`: libvirt's VIR_DOMAIN_XML_*. Raises libvirtError,
+    ValueError.
     """
     return with_volumes_by_path(domain.connect(), domain.XMLDesc(flags))
 
@@ -246,8 +255,8 @@ def definition(domain: libvirt.virDomain, flags: int = 0) -> str:
 def with_volumes_by_path(connection: libvirt.virConnect, xml: str) -> str:
     """Return a domain XML in which files and block devices replace the volumes of storage pools.
 
-    Volumes that this host does not have, or that have no path, are unchanged. Raises libvirtError,
-    ValueError.
+    Volumes for which libvirt gives no absolute path are unchanged. Raises libvirtError if the
+    connection broke, ValueError.
     """
     if "volume" not in xml:
         return xml
@@ -276,7 +285,8 @@ def _volume_path(connection: libvirt.virConnect, source: ET.Element) -> str:
 def images_in(xml: str) -> dict[str, str]:
     """Return the format of each image of a guest, by path. Includes backing files and NVRAM.
 
-    The format is "" if the XML does not name the format. Raises ValueError.
+    The format of a disk is "raw" if the XML does not name a format; that of a backing file or NVRAM
+    is "". Raises ValueError.
     """
     root = domain_xml.tree(xml, "domain")
     found: dict[str, str] = {}

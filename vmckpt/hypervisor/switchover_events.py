@@ -29,7 +29,10 @@ class SwitchoverEvents:
 
     @property
     def downtime(self) -> Seconds | None:
-        """The time from the last pause before the first resume; None if an event is missing."""
+        """The time from the source's last pause to the target's first resume.
+
+        None if an event is missing.
+        """
         if not self._resumed:
             return None
         resumed = self._resumed[0]
@@ -38,7 +41,10 @@ class SwitchoverEvents:
 
     @asynccontextmanager
     async def recorded(self, source: Hypervisor, target: Hypervisor) -> AsyncIterator[None]:
-        """Record events during the block. If a host refuses, the downtime stays unknown."""
+        """Record events during the block.
+
+        If libvirt on a host does not accept the listener, the downtime stays unknown.
+        """
         async with AsyncExitStack() as stack:
             for host, take in ((source, self.on_source), (target, self.on_target)):
                 await stack.enter_async_context(_listening(host, take))

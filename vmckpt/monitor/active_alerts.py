@@ -1,7 +1,7 @@
 """Decide which alerts are active, in Alertmanager's form. Time is an argument. Pure.
 
-An Alertmanager has to be sent all active alerts again and again. So each alert needs an end; a
-failed job ends with the next success of the same kind for the same guest, or after LIFETIME.
+All active alerts must be sent to an Alertmanager repeatedly, so each alert needs an end. The alert
+for a failed job ends with the next success of the same kind for the same guest, or after LIFETIME.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +18,7 @@ from vmckpt.monitor.alerts import Lasting, Page, State
 from vmckpt.units import Seconds
 
 LIFETIME = Seconds(86400.0)
-"""How long a failed job stays active if no job of its kind succeeds."""
+"""How long the alert for an event, such as a failed job, stays active if no later event ends it."""
 VALID = Seconds(300.0)
 """How long an active alert stays active in Alertmanager if it is not sent again."""
 _REPEATED = Seconds(900.0)
@@ -39,7 +39,7 @@ packaging/prometheus/alerts.yaml if it has a rule for the same problem."""
 Labels = tuple[tuple[str, str], ...]
 Events = Mapping[tuple[str, str], Page]
 """Active events by kind of operation, or "failover", and the name of the guest or host; those of
-scheduled work, by "work" and its key."""
+scheduled work, by "work" and the work's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,10 @@ def of_page(page: Page) -> ActiveAlert:
 
 
 def _text(value: str) -> str:
-    """Return valid UTF-8: Alertmanager refuses all alerts of a request that has a wrong label."""
+    """Return a text that can be encoded as UTF-8, with "?" for other characters.
+
+    Alertmanager refuses all alerts of a request that contains an invalid label.
+    """
     return value.encode("utf-8", "replace").decode()
 
 
@@ -90,9 +93,10 @@ def current(lasting: Mapping[str, Lasting], events: Events) -> Collection[Active
 
 
 def events_after(known: Events, happened: Iterable[Happening], now: float) -> Events:
-    """Update the active events.
+    """Return the events that are active after further events.
 
-    `happened`: what has happened since, the oldest first. `now`: seconds since 1970.
+    `known`: the active events so far. `happened`: the further events, the oldest first. `now`:
+    seconds since 1970.
     """
     events = dict(known)
     for one in happened:
@@ -140,7 +144,7 @@ def _event(one: Happening, page: Page) -> tuple[tuple[str, str], Page]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """An alert that an Alertmanager has to know."""
+    """An alert to send to an Alertmanager: active, or ended recently."""
 
     alert: ActiveAlert
     ended: float | None
@@ -155,7 +159,10 @@ EMPTY: Board = MappingProxyType({})
 
 
 def board_after(board: Board, active: Collection[ActiveAlert], now: float) -> Board:
-    """Update what an Alertmanager has to know. `now`: seconds since 1970."""
+    """Return the alerts to send to an Alertmanager: active alerts, and those that ended recently.
+
+    `board`: the alerts sent before. `now`: seconds since 1970.
+    """
     found = {one.labels: Sent(alert=one, ended=None) for one in active}
     for labels, one in board.items():
         ended = now if one.ended is None else one.ended

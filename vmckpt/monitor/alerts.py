@@ -35,7 +35,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """An alert, which is posted to the inventory's webhooks."""
+    """An alert, which is sent to the receivers in the inventory."""
 
     key: str
     """Identifies the problem; its alerts "firing" and "resolved" have the same key."""
@@ -45,7 +45,7 @@ class Page:
     trouble: Trouble
 
     def as_json(self) -> dict[str, Any]:
-        """Return the body to post. Its ID does not change when the alert is sent again."""
+        """Return the body to post. The alert has the same ID when it is sent again."""
         one = self.trouble
         id_ = uuid.uuid5(_NAMESPACE, f"{self.key} {self.state} {self.at}")
         return {

@@ -28,7 +28,7 @@ _TYPES = {State.FIRING: "failure", State.RESOLVED: "success", State.ONCE: "warni
 
 
 class AppriseService:
-    """One URL of an Apprise file; see delivery.Receiver."""
+    """A receiver of alerts: one URL of an Apprise file. See delivery.Receiver."""
 
     def __init__(self, service: Any, name: str) -> None:
         """`service`: an apprise.Apprise with one URL."""
@@ -53,7 +53,7 @@ class AppriseService:
         except Exception as exc:  # noqa: BLE001
             raise NotDelivered(type(exc).__name__) from None
         if not good:
-            raise NotDelivered("the service did not accept it")
+            raise NotDelivered("the service did not accept the alert")
 
     def _notify(self, page: Page) -> bool:
         state = "" if page.state is State.ONCE else f"{page.state}: "

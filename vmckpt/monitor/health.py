@@ -25,7 +25,10 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSnapshot:
-    """What is known at one instant. A part that was never read is None."""
+    """The state of hosts, jobs, protections and stores, as far as known at one instant.
+
+    A part that was never read is None or empty.
+    """
 
     fleet: FleetNow | None = None
     jobs: Sequence[JobView] | None = None
@@ -50,7 +53,7 @@ class Trouble:
 
 
 def families(now: HealthSnapshot) -> Iterator[Metric]:
-    """Return all gauges."""
+    """Yield all gauges of the parts that are known."""
     yield _family(
         "last_look_timestamp_seconds", "Time of the last successful poll.",
         ("what",), (((what,), at) for what, at in now.looked.items()),
@@ -97,7 +100,7 @@ def _hosts(fleet: FleetNow) -> Iterator[Metric]:
 
 
 def two_copies(now: HealthSnapshot) -> tuple[Copies, ...]:
-    """Return guests that have two copies, according to libvirt and to the agents."""
+    """Return guests that have two copies, according to libvirt or to the agents."""
     seen = () if now.fleet is None else now.fleet.copies
     return merged(seen, of_protections((now.protections or {}).values()))
 
@@ -165,7 +168,7 @@ def _evacuations(now: HealthSnapshot) -> Metric:
 
 _PROTECTED = (
     ("behind_s", "behind_seconds", "Time that would be lost if the host failed now (RPO)."),
-    ("pause_s", "pause_seconds", "Median pause of the guest per epoch."),
+    ("pause_s", "pause_seconds", "Median pause of the guest in an epoch, over the latest epochs."),
     ("interval_s", "interval_seconds", "Time between two epochs."),
     ("output_delay_s", "output_delay_seconds", "How long the guest's output is buffered."),
     ("packets_lost", "packets_lost", "Guest packets lost since the protection began."),

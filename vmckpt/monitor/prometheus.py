@@ -24,7 +24,7 @@ _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
 class Exporter(Collector):
-    """The metrics at `/metrics`. Counters start at 0 with the process, as Prometheus expects."""
+    """The metrics at `/metrics`. Counters start at 0 when the process starts."""
 
     def __init__(self) -> None:
         self.now = HealthSnapshot()

@@ -20,7 +20,7 @@ _LARGEST_SECRET = 1 << 20
 
 
 class WebhookReceiver:
-    """A webhook; see delivery.Receiver."""
+    """A receiver of alerts: one webhook. See delivery.Receiver."""
 
     def __init__(self, hook: Webhook) -> None:
         """Raises BadInput if the secret cannot be read."""
@@ -84,7 +84,7 @@ def _secret(file: Path | None) -> bytes | None:
 
 
 def read_private(path: Path, what: str) -> str:
-    """Return the text of a file that only its owner, this user or root, can access.
+    """Return the text of a file that root or this user owns, and that no other user can access.
 
     `what`: the content of the file, for messages. Raises BadInput.
     """

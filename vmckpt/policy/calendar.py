@@ -3,8 +3,8 @@
     15min  6h  1d  1h30min          this long after the last snapshot
     hourly  hourly :20              every hour, at the given minute
     daily 03:00,15:00               every day; at 00:00 if no time is given
-    weekly  mon..fri 22:30  sat,sun 04:00
-    monthly  monthly 15 02:00  monthly last 02:00
+    weekly  mon..fri 22:30  sat,sun 04:00           on these days of the week; weekly: on Monday
+    monthly  monthly 15 02:00  monthly last 02:00   on this day of the month; else on the first
 
 Calendar times are local to a time zone. A time that is skipped when clocks go forward is shifted
 by the same amount. A time that occurs twice counts once, except for `hourly`, which counts real
@@ -31,7 +31,7 @@ _LAST = 0
 
 
 class Every(StrEnum):
-    """The first word of a calendar expression."""
+    """The words that can begin a calendar expression, besides the days of the week."""
 
     HOUR = "hourly"
     DAY = "daily"

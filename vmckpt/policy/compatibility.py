@@ -1,4 +1,4 @@
-"""Find settings that QEMU and libvirt cannot combine. Pure.
+"""Find settings of a policy that QEMU or libvirt does not support, or cannot combine. Pure.
 
 Combinations that no version supports are found when a policy is read (`impossible`); those that
 depend on versions and on the guest are found before a migration (`conflicts`).
@@ -25,17 +25,17 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """Two settings that exclude each other."""
+    """A setting that conflicts with another setting, with a version, or with the guest."""
 
     code: str
     """A stable identifier, which tests and scripts may match."""
     text: str
     hint: str
     keys: tuple[str | int, ...]
-    """The key of one of the two settings in the policy's file."""
+    """The path of the setting's key in the policy's file."""
     optional: bool = False
-    """The migration is possible without the feature that `text` names. If the feature is post-copy,
-    rules that start post-copy never act."""
+    """The migration is possible, but without the feature that `text` names, or with the drawback
+    that `text` describes."""
 
 
 def impossible(policy: Policy) -> tuple[Conflict, ...]:
@@ -53,8 +53,9 @@ def conflicts(
     huge_pages: bool = False,
     file_backed_memory: bool = False,
 ) -> tuple[Conflict, ...]:
-    """Return all conflicts between a policy, two hosts and a guest. The flags describe the guest.
+    """Return all conflicts between a policy, two hosts and a guest.
 
+    `host_devices`, `huge_pages`: the guest has them. `copied_disks`: the migration copies disks.
     `file_backed_memory`: the guest's memory is a file on a disk, not on tmpfs or hugetlbfs.
     """
     return (

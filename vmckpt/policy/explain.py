@@ -28,7 +28,7 @@ from vmckpt.units import show_bytes, show_rate, show_seconds
 
 
 def condition_text(condition: RuleCondition) -> str:
-    """Describe when a rule acts: "stalled for 10 s and more than 64 MiB left"."""
+    """Describe when a rule acts: "stalled for 10 s and more than 64 MiB left", or "always"."""
     said = (
         _said("in pass {} or later", condition.iteration),
         _said("stalled for {}", condition.stalled_for, show_seconds),
@@ -125,8 +125,9 @@ class Explained:
 
 
 def values(policy: Policy) -> tuple[Explained, ...]:
-    """Return an explanation of every key, in the order of the schema; each rule and schedule counts
-    as a key.
+    """Return an explanation of every key, in the order of the schema.
+
+    Each rule and each schedule counts as a key.
     """
     given = dict(policy.given)
 
@@ -157,7 +158,7 @@ def as_json(policy: Policy) -> dict[str, Any]:
 
 
 def limit(policy: Policy) -> str:
-    """Describe the time limit in a few words."""
+    """Describe the time limit in a few words; "none" if there is no limit."""
     limits = policy.limits
     said = [] if limits.time is None else [show_seconds(limits.time)]
     if limits.time_per_gib is not None:

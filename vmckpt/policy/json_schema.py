@@ -22,9 +22,7 @@ def text() -> str:
 
 
 def _tidy(node: Any) -> Any:
-    """Return a node without parts that are useless in an editor: numeric defaults, titles, and null
-    values.
-    """
+    """Return a node without parts that are useless in an editor: defaults, titles and nulls."""
     if isinstance(node, list):
         return [_tidy(one) for one in node if one != {"type": "null"}]
     if not isinstance(node, dict):

@@ -100,7 +100,7 @@ def load_file(path: Path) -> Policy:
 
 
 def text_of(policy: Policy) -> str | None:
-    """Return the text of a policy's file, or None if it cannot be read."""
+    """Return the text of a policy's file, or None if the file cannot be read."""
     try:
         return Path(policy.file).read_text(encoding="utf-8")
     except OSError:

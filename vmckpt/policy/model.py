@@ -109,7 +109,7 @@ class Protection:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """Read the JSON of `as_json`. Raises TypeError or ValueError if it is invalid."""
+        """Read the JSON of `as_json`. Raises TypeError, ValueError or KeyError if it is invalid."""
         return cls(**{**told, "failover": Failover(told["failover"])})
 
 
@@ -189,7 +189,7 @@ class Schedule:
     """The tag of the schedule's snapshots, by which they are pruned."""
     when: When | Auto
     text: str
-    """`when` as written in the file: "every 15m", "daily 03:00"."""
+    """`when` for display: "every 15min", "every auto", "daily 03:00"."""
     keep: Keep = field(default_factory=Keep)
     memory: bool = True
     group: bool = False

@@ -45,7 +45,7 @@ from vmckpt.util.config_file import Problem
 def examine(
     text: str, path: Path, *, shipped: bool = False
 ) -> tuple[Policy | None, tuple[Problem, ...]]:
-    """Parse a policy's text. Returns the policy, or None and all problems.
+    """Parse a policy's text. Returns the policy without problems, or None and the problems.
 
     `path` is for messages; nothing is read from it. `shipped`: the policy is shipped with vmckpt.
     """

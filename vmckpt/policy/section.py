@@ -1,4 +1,4 @@
-"""What all sections of a policy file have in common."""
+"""The base class of all sections of a policy file, and types of their values."""
 
 from typing import Annotated
 

@@ -138,7 +138,7 @@ def _contradictions(policy: Policy, when: RuleCondition) -> Iterator[tuple[str, 
 
 
 def _never_acts(policy: Policy) -> Iterator[Complaint]:
-    """Find rules that never act because an earlier abort always acts first."""
+    """Yield a complaint about each rule that never acts because an earlier rule always aborts."""
     for number, rule in enumerate(policy.rules):
         for earlier in policy.rules[:number]:
             if isinstance(earlier.do, GiveUp) and _implies(rule.when, earlier.when):

@@ -113,8 +113,8 @@ def _rate(value: object) -> BytesPerSecond | None:
 def _share(value: object, *, most: float, example: str) -> float:
     """Parse a share such as "80%" or 0.8.
 
-    `example`: a valid value for the error. Raises ValueError if `value` is not a share or exceeds
-    `most`.
+    `example`: a valid value for the error. Raises ValueError if `value` is not a share, or is not
+    between 0.0001 and `most`.
     """
     share: float | None = None
     if isinstance(value, str) and re.fullmatch(_PERCENT, value):

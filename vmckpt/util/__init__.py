@@ -1,1 +1,3 @@
-"""Utilities for strict YAML, atomic writes, and directories that other users may own."""
+"""Utilities for strict YAML, atomic writes, directories that other users may own, plug-ins, signals
+and threads.
+"""

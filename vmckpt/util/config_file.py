@@ -1,4 +1,4 @@
-"""Read hand-written YAML files strictly. Each problem names the line, the key and a similar word.
+"""Read hand-written YAML files strictly. A problem names the line and the key, if known.
 
 The form of a file is a pydantic model that forbids unknown keys. Tags of unions in the model must
 be in parentheses ("(word)"), so that messages do not show these tags as keys.
@@ -74,7 +74,10 @@ class Lines:
         self._tree = tree
 
     def of(self, *keys: Key) -> int:
-        """Return the line number, from 1, of the deepest existing key on a path of keys."""
+        """Return the line number, from 1, of the deepest existing key on a path of keys.
+
+        Returns 1 if no key on the path exists.
+        """
         line, node = 1, self._tree
         for key in keys:
             if isinstance(node, yaml.MappingNode):
@@ -101,7 +104,8 @@ class Reading(Generic[M]):
     """The parsed value; None: there are problems."""
     lines: Lines
     problems: tuple[Problem, ...]
-    """All problems, sorted by line. Missing keys come last."""
+    """The problems, sorted by line; missing keys come last. A last entry counts problems beyond the
+    first 100."""
 
 
 def read(
@@ -152,7 +156,7 @@ def _bytes(path: Path, most: int) -> bytes:
 
 
 def examine(text: str, form: type[M], *, empty_values: bool = True) -> Reading[M]:
-    """Parse YAML text as a form. Returns the value or all problems.
+    """Parse YAML text as a form. Returns the value or the problems.
 
     With `empty_values`, a key without a value ("stalled_for:") is accepted. Otherwise such a key is
     a problem.
@@ -212,8 +216,9 @@ _FLOAT = re.compile(
 class _Loader(yaml.SafeLoader):
     """A YAML loader that rejects aliases, tags, merge keys and duplicate keys.
 
-    Settings files need none of these features. Numbers are those of YAML 1.2: 010 is ten, while
-    22:22 and 1_000 are text. Dates are loaded as text.
+    Settings files need none of these features. Control characters, deep nesting and very many
+    values are also rejected. Numbers are those of YAML 1.2: 010 is ten, while 22:22 and 1_000 are
+    text. Dates are loaded as text.
     """
 
     _nodes = _depth = 0
@@ -263,7 +268,7 @@ class _Loader(yaml.SafeLoader):
         keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise _refusal("a key must be a word", key.start_mark)
+                raise _refusal("a key must be text, not a list or mapping", key.start_mark)
             if not key.tag.endswith(":str"):  # a number, yes, on, <<
                 raise _refusal(f"the key {key.value} must be in quotes", key.start_mark)
             if key.value in keys:

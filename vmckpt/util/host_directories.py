@@ -21,10 +21,11 @@ _MEMORY = "memory"
 
 
 def run_dir(*names: str) -> Path:
-    """Create the directory /run/vmckpt/NAME/... if it is missing, and verify the directory.
+    """Create a directory below /run/vmckpt if it is missing, and verify it. Returns its path.
 
-    Other users may traverse the directory, because QEMU must reach its sockets there. They may not
-    list or change the directory. Raises RemoteError if another user can change it, OSError.
+    `names`: the levels of the path; without names, the directory is /run/vmckpt. Other users may
+    traverse the directory, because QEMU must reach its sockets there. They may not list or change
+    the directory. Raises RemoteError if another user can change it, OSError.
     """
     path = RUN
     for name in ("", *names):
@@ -47,8 +48,8 @@ def require_own_directory() -> None:
 def check_state(path: Path) -> None:
     """Check an agent's directory on a disk. The directory need not exist yet.
 
-    The path may contain links that root created. Raises RemoteError if another user can create or
-    change the directory, OSError.
+    The path may contain links that root or this process's user created. Raises RemoteError if
+    another user can create or change the directory, OSError.
     """
     while not os.path.lexists(path):
         path = path.parent
@@ -61,7 +62,8 @@ def check_state(path: Path) -> None:
 def memory_dir(*names: str) -> Path:
     """Create and verify a directory for copies of guest memory, on tmpfs with mode 0700.
 
-    Raises RemoteError if another user can change the directory, OSError.
+    `names`: the levels of the path below the random directory. Returns the path. Raises RemoteError
+    if another user can change the directory, OSError.
     """
     path = _memory_root()
     for name in names:
@@ -92,7 +94,8 @@ def _memory_root() -> Path:
 def verify(path: Path) -> None:
     """Check a directory and its parents.
 
-    Raises RemoteError if another user can change one of them, OSError.
+    Raises RemoteError if one of them is not a directory, or if another user can change one of them;
+    OSError.
     """
     for one in (path, *path.parents):
         seen = one.lstat()

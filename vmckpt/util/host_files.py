@@ -92,7 +92,7 @@ class Folder:
             return os.open(name, flags, mode, dir_fd=self._file)
 
     def renew(self, name: str) -> int:
-        """Create a file. First removes an existing file with that name, left by another process."""
+        """Remove an existing file with this name, and create a new file. Returns its descriptor."""
         self.remove(name)
         return self.create(name)
 
@@ -164,7 +164,7 @@ class Folder:
             os.rmdir(name, dir_fd=self._file)
 
     def give(self, user: int, group: int) -> None:
-        """Change the directory's owner."""
+        """Change the directory's owner and group."""
         with _named(self.path):
             os.chown(path_of(self._file), user, group)
 

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def start(work: Callable[[], T], *, name: str) -> Future[T]:
-    """Start `work` in a thread with this name. Returns its future result.
+    """Start `work` in a thread with this name. Returns a future for the result.
 
     The process can exit while the thread is running.
     """

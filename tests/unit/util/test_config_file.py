@@ -56,7 +56,7 @@ def wrong(text: str) -> list[str]:
         ("size: &a 1", "a.yaml:1: aliases (&, *) are not allowed"),
         ("\nsize: !!bool x", "a.yaml:2: tags (!) are not allowed"),
         ("<<: {size: 2}", "a.yaml:1: the key << must be in quotes"),
-        ("? [size]\n: 2", "a.yaml:1: a key must be a word"),
+        ("? [size]\n: 2", "a.yaml:1: a key must be text, not a list or mapping"),
         ("size: 1\n--- \nsize: 2", "a.yaml:2: but found another document"),
         ('"a\\nb": 1', "a.yaml:1: unknown key 'a\\nb'; known: leaf, leaves, size, words"),
         ("[" * 5000, "a.yaml:1: nested too deeply"),

@@ -63,7 +63,7 @@ class Architecture:
     call: bytes
     """The system call instruction."""
     call_and_return: bytes
-    """The same, followed by a return instruction."""
+    """The system call instruction, followed by a return instruction."""
     sigreturn: re.Pattern[bytes]
     """Instructions that call rt_sigreturn(2)."""
     waits_at: Callable[[Registers], int | None]

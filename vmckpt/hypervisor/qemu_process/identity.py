@@ -53,7 +53,7 @@ class ProcessFacts:
     executable: str
     command: tuple[str, ...]
     sockets: frozenset[str]
-    """Paths of the Unix sockets that the process has open."""
+    """Paths of the Unix sockets that were looked for and that the process has open."""
 
 
 def recorded(text: str) -> Recorded:
@@ -125,10 +125,10 @@ def hold(guest: str) -> HeldProcess | None:
     """Return the QEMU process of a guest (a UUID) on this host; None if there is none.
 
     The caller must close the result. A process unknown to libvirt may also run the guest, for
-    example after libvirt lost its files, so each call searches all processes. The search takes
-    20 µs per process. It runs once per action, and never while a guest is paused or a lease is
-    renewed. Raises QemuUnclear if several processes may be the guest's QEMU, or if the
-    process is unknown to libvirt.
+    example after libvirt lost its files, so each call searches all processes. The search takes 20
+    µs per process. It runs once per action, and never while a guest is paused or a lease is
+    renewed. Raises QemuUnclear if several processes may be the guest's QEMU, if the process is
+    unknown to libvirt, or if the files in /proc or of libvirt cannot be read.
     """
     found = [one for known in _recorded(guest) if (one := _verified(known)) is not None]
     try:
@@ -178,7 +178,7 @@ def _close(processes: list[HeldProcess]) -> None:
 
 
 def _recorded(guest: str) -> Iterator[Recorded]:
-    """Read libvirt's status files of guests with this UUID. Raises QemuUnclear."""
+    """Yield the guests with this UUID from libvirt's status files. Raises QemuUnclear."""
     try:
         files = sorted(STATUS_FILES.glob("*.xml"))
         if files:

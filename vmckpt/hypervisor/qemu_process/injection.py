@@ -36,7 +36,8 @@ from vmckpt.units import Seconds
 T = TypeVar("T")
 
 LIMIT = Seconds(1.0)
-"""Time within which a thread must stop. A thread waiting in poll(2) stops in less than 1 ms."""
+"""Default time for stopping a thread and making all calls. A thread that waits in poll(2) stops in
+less than 1 ms."""
 SCRATCH = 2048
 """Bytes of memory for the arguments of a call."""
 _SEIZE, _INTERRUPT, _DETACH, _CONT, _SYSCALL = 0x4206, 0x4207, 17, 7, 24
@@ -57,7 +58,7 @@ _MOST = 1024
 class Why(Enum):
     """Why a call could not be made."""
 
-    UNSUPPORTED = "not supported"
+    UNSUPPORTED = "vmckpt cannot make system calls in it"
     REFUSED = "the kernel does not permit tracing it"
     BUSY = "its main thread is not waiting in a system call"
     HANGS = "its main thread does not stop; it may be waiting for storage"
@@ -65,7 +66,7 @@ class Why(Enum):
 
 
 class CannotInject(VmckptError):
-    """No call was made; the process runs as before."""
+    """The calls were not made, or not all were completed; the process continues as before."""
 
     exit_code = 10
 
@@ -96,7 +97,7 @@ class Stopped:
     def syscall(self, name: str, *arguments: int) -> int:
         """Make a system call and return its result. Raises OSError if it failed, and CannotInject.
 
-        `name`: one of `Architecture.numbers`.
+        `name`: a key of `Architecture.numbers`.
         """
         number = self._tracer.machine.numbers[name]
         result = self._tracer.step(self._registers, self.scratch, number, arguments)
@@ -186,7 +187,10 @@ class _Tracer:
             time.sleep(0.001)
 
     def _wait(self) -> int:
-        """Wait until the process stops, and return the reason. Keeps signals that arrive."""
+        """Wait until the process stops. Returns the signal that stopped it, or _EVENT_STOP.
+
+        Signals that arrive are kept for later delivery. Raises CannotInject.
+        """
         while True:
             found, status = os.waitpid(self.pid, os.WNOHANG | _WALL)
             if found:
@@ -311,7 +315,7 @@ def _gadgets(pid: int, started: str, machine: Architecture) -> Gadgets:
 
 
 def _executable(pid: int) -> list[tuple[int, int]]:
-    """Return the executable mappings of the C library and the vDSO, as start and end address."""
+    """Return the executable mappings of the C library and the vDSO, as start and end addresses."""
     found = []
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)

@@ -50,7 +50,10 @@ def create(process: HeldProcess) -> int:
 
 
 def of_this_process() -> int:
-    """Return a new userfaultfd of this process. Raises OSError, also on an unknown processor."""
+    """Return a new userfaultfd of this process.
+
+    Raises OSError, including if the CPU architecture is not supported.
+    """
     known = ARCHITECTURES.get(platform.machine())
     if known is None:
         raise OSError(errno.ENOTSUP, f"not supported on CPU architecture {platform.machine()}")
