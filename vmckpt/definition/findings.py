@@ -98,7 +98,7 @@ def refused(reason: str, *, guest: str, target: str) -> Finding:
     """Return the finding about a definition that the target's libvirt refuses to start."""
     return Finding(
         code="definition-refused", severity=Severity.BLOCKER, where=target,
-        text=f"libvirt there would not start {guest}: {reason}",
+        text=f"libvirt on {target} would not start {guest}: {reason}",
         hint=f"choose another host, upgrade libvirt and QEMU on {target}, or change the definition"
         f" with virsh edit {quote(guest)} and restart the guest",
     )  # fmt: skip

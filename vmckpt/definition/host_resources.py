@@ -103,7 +103,7 @@ CHECKS = {
     ),
     Kind.PCI_DEVICE: Check(
         how=_BY_LIBVIRT + "the device exists", code="host-device-missing", noun="PCI device",
-        hint="choose a host with a device at this address, or detach it from {guest}",
+        hint="choose a host with a device at this address, or detach the device from {guest}",
     ),
     Kind.ADDRESS: Check(
         how=_BY_SSH + "the host has the address", code="address-missing", noun="address",

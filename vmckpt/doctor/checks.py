@@ -243,7 +243,8 @@ def _post_copy(name: str, probe: HostProbe) -> Iterator[Finding]:
             "post-copy",
             Severity.WARNING,
             name,
-            "the kernel lacks userfaultfd: post-copy and snapshots of running guests do not work",
+            "the kernel lacks userfaultfd: post-copy does not work, and a snapshot may pause a"
+            " guest for the complete capture",
             "boot a kernel with CONFIG_USERFAULTFD",
         )
     elif probe.post_copy_by_root_only:
@@ -251,7 +252,8 @@ def _post_copy(name: str, probe: HostProbe) -> Iterator[Finding]:
             "post-copy",
             Severity.WARNING,
             name,
-            "only root may use userfaultfd: post-copy and snapshots fail unless QEMU runs as root",
+            "only root may use userfaultfd: unless QEMU runs as root, post-copy does not work, and"
+            " a snapshot may pause a guest for the complete capture",
             "run on the host: echo vm.unprivileged_userfaultfd=1 >/etc/sysctl.d/60-vmckpt.conf"
             " && sysctl --system",
         )
@@ -307,8 +309,8 @@ def _write_tracking(name: str, probe: HostProbe) -> Iterator[Finding]:
         "writes of guests can be tracked only by soft-dirty bits, which is slower, and snapshots"
         f" read all memory: {why}"
         if probe.soft_dirty else
-        "writes of guests cannot be tracked, so protections compare their whole memory in each"
-        f" epoch, and snapshots read all memory: {why}, and the kernel has no soft-dirty bits",
+        "writes of guests cannot be tracked, so protections compare all memory in each epoch, and"
+        f" snapshots read all memory: {why}, and the kernel has no soft-dirty bits",
         _TRY if untested else hint,
     )  # fmt: skip
 
@@ -342,7 +344,7 @@ def _certificates(name: str, probe: HostProbe, now: datetime) -> Iterator[Findin
                 "certificate",
                 Severity.INFO,
                 name,
-                f"{path} is missing; required for {use}",
+                f"{path} is missing; it is required for {use}",
                 "see libvirt's TLS certificate guide (kbase/tlscerts)",
             )
     for path, pem in sorted(probe.certificates.items()):
@@ -450,7 +452,7 @@ class HostReady:
     state: str
     """The directory that contains captured memory until the memory is stored."""
     room: Bytes | None
-    """Free space in the directory `state`; None if the directory cannot be created."""
+    """Free space in the directory `state`; None if the directory cannot be written."""
     stores: Mapping[str, str | None]
     """For each store in a directory, by name: why agents cannot write to it; None: they can."""
 
@@ -516,7 +518,7 @@ def of_controller(ready: ControllerReady) -> Iterator[Finding]:
 def _room(ready: HostReady) -> Finding:
     hint = "free some space, or set agent_state in hosts.yaml to another directory"
     if ready.room is None:
-        why = f"{ready.state} cannot be created"
+        why = f"{ready.state} cannot be written"
         return _warning("snapshot-room", ready.name, why, why, hint)
     short = "; a capture stores a guest's memory there" if ready.room < _LEAST else None
     text = f"{ready.state}: {show_bytes(ready.room)} free{short or ''}"

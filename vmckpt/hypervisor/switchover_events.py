@@ -79,4 +79,6 @@ async def _listening(host: Hypervisor, take: Any) -> AsyncIterator[None]:
             last = number
             # A connection with a listener stays open in libvirtd after it was closed.
             with suppress(HypervisorError):
-                await host.query("listening no longer", lambda c: c.domainEventDeregisterAny(last))
+                await host.query(
+                    "removing the event listener", lambda c: c.domainEventDeregisterAny(last)
+                )

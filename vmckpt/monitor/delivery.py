@@ -62,7 +62,7 @@ class Poster:
         """Queue an alert without waiting. If the queue is full, the oldest alert is dropped."""
         while self._waiting.full():
             lost = self._waiting.get_nowait()
-            self._warn(f"{self.shown}: queue full, dropped: {lost.trouble.text}")
+            self._warn(f"{self.shown}: the queue is full; dropped: {lost.trouble.text}")
         self._waiting.put_nowait(page)
 
     async def close(self, limit: float = 5.0) -> None:
@@ -103,4 +103,4 @@ class Poster:
                     await self._receiver.deliver(page)
         except RetryError as exc:
             why = exc.last_attempt.exception()
-            self._warn(f"{self.shown}: not delivered: {page.trouble.text}: {why}")
+            self._warn(f"{self.shown}: an alert was not delivered: {page.trouble.text}: {why}")

@@ -74,7 +74,7 @@ def test_a_definition_that_libvirt_refuses_is_a_blocker_in_its_words() -> None:
     found = refused("unsupported configuration: x", guest="web1", target="beta")
 
     assert found.severity is Severity.BLOCKER
-    assert found.text == "libvirt there would not start web1: unsupported configuration: x"
+    assert found.text == "libvirt on beta would not start web1: unsupported configuration: x"
 
 
 def test_several_are_named_by_their_plural_and_not_without_end() -> None:

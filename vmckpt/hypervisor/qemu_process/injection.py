@@ -58,7 +58,7 @@ _MOST = 1024
 class Why(Enum):
     """Why a call could not be made."""
 
-    UNSUPPORTED = "vmckpt cannot make system calls in it"
+    UNSUPPORTED = "its architecture, C library or stack is not supported"
     REFUSED = "the kernel does not permit tracing it"
     BUSY = "its main thread is not waiting in a system call"
     HANGS = "its main thread does not stop; it may be waiting for storage"

@@ -56,7 +56,9 @@ def of_this_process() -> int:
     """
     known = ARCHITECTURES.get(platform.machine())
     if known is None:
-        raise OSError(errno.ENOTSUP, f"not supported on CPU architecture {platform.machine()}")
+        raise OSError(
+            errno.ENOTSUP, f"userfaultfd is not supported on CPU architecture {platform.machine()}"
+        )
     library = ctypes.CDLL(None, use_errno=True)
     made = library.syscall(
         known.numbers["userfaultfd"], os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
