@@ -1,6 +1,6 @@
 """The errors that this package raises deliberately, with the exit code of each.
 
-    VmckptError                      1   base of the errors below, and errors of no other class
+    VmckptError                      1   base of the errors below; also raised itself
      +-- BadInput                  2   an argument or a file is invalid; nothing was changed
      |    +-- InventoryError       3   hosts.yaml is invalid or cannot be found
      |    +-- PolicyError          4   a policy is invalid or missing, or two match a guest equally

@@ -119,8 +119,8 @@ async def recover_all(
     """Recover all orphaned operations, and check those that are delegated to agents.
 
     Returns each operation with its result: first the orphaned ones, then the delegated ones.
-    Operations that are still running are monitored concurrently until they end or `caller.stop`
-    is set. With `dry_run`, nothing is changed.
+    Operations that are still running are monitored concurrently until they end or `caller.stop` is
+    set. With `dry_run`, nothing is changed or monitored. Raises JournalError.
     """
     # Ending the monitoring must not cancel an operation, so the engine's stop event is never set.
     deaf = replace(caller, stop=asyncio.Event())
@@ -134,10 +134,10 @@ async def recover_all(
 
 
 async def recover_before(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> bool:
-    """Recover operations that can be recovered immediately, before a command acts.
+    """Recover orphaned operations that can be recovered immediately, before a command acts.
 
     Returns whether any operation was recovered. Operations that are still running or cannot be
-    settled are only reported; their guests stay locked.
+    settled are only reported; their guests stay locked. Raises JournalError.
     """
     if location.default() == location.NONE:
         return False

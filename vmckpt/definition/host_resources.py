@@ -12,7 +12,7 @@ from vmckpt.model.finding import Severity
 
 
 class Kind(StrEnum):
-    """A kind of resource, and thereby how it is checked."""
+    """A kind of resource, which determines how the resource is checked."""
 
     FILE = "file"
     DIRECTORY = "directory of a file that libvirt or QEMU creates"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """How a kind of resource is checked, and the finding if the target lacks it."""
+    """How a kind of resource is checked, and the finding if the target lacks the resource."""
 
     how: str
     code: str

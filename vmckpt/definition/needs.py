@@ -34,7 +34,7 @@ class Resource:
     """Path, name, UUID, address or number. A volume: "pool/volume"; huge pages: their size in
     KiB, "" for the default size."""
     device: str | None = None
-    """The guest's device that needs it, for example "disk vda"; None: the guest itself."""
+    """The guest's device that needs the resource, such as "disk vda"; None: the guest itself."""
     severity: Severity = Severity.BLOCKER
     unless: str | None = None
     """Path of a file; if it exists on the target, the resource is not needed."""

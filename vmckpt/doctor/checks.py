@@ -452,7 +452,7 @@ class HostReady:
     state: str
     """The directory that contains captured memory until the memory is stored."""
     room: Bytes | None
-    """Free space in the directory `state`; None if the directory cannot be written."""
+    """Free space in the directory `state`; None if agents cannot write to it."""
     stores: Mapping[str, str | None]
     """For each store in a directory, by name: why agents cannot write to it; None: they can."""
 
@@ -518,7 +518,7 @@ def of_controller(ready: ControllerReady) -> Iterator[Finding]:
 def _room(ready: HostReady) -> Finding:
     hint = "free some space, or set agent_state in hosts.yaml to another directory"
     if ready.room is None:
-        why = f"{ready.state} cannot be written"
+        why = f"{ready.state} is not writable"
         return _warning("snapshot-room", ready.name, why, why, hint)
     short = "; a capture stores a guest's memory there" if ready.room < _LEAST else None
     text = f"{ready.state}: {show_bytes(ready.room)} free{short or ''}"

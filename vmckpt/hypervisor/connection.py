@@ -280,8 +280,8 @@ class Hypervisor:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.check_lease: Callable[[], None] | None = None
-        """Called right before a call that changes something, in its thread. Raises an error to
-        forbid the call."""
+        """Called right before a call that changes something, in the connection's thread. Raises an
+        error to forbid the call. None: every call is allowed."""
         self._short = _Connection(host, "short")
         self._long = _Connection(host, "long")
 

@@ -25,8 +25,8 @@ async def dirtied(hypervisor: Hypervisor, guest: Guest, seconds: int) -> DirtyPo
 
     `seconds` is limited to the range 1 to 60. The measurement works with and without KVM. The
     result is rough: QEMU samples 128 pages per 256 MiB and returns whole MiB/s. Raises ReadOnly,
-    and HypervisorError, including if the guest does not exist, or has a job, which the measurement
-    would disturb.
+    and HypervisorError, also if the guest does not exist, or has a job, which the measurement would
+    disturb.
     """
     seconds = min(_LONGEST, max(1, seconds))
     name = hypervisor.host.name

@@ -1,4 +1,4 @@
-"""Guests of a host: list, describe, define, undefine; their links and stored definitions."""
+"""Guests of a host: find, describe, define, start, save, restore, label, resume and remove them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -183,7 +183,7 @@ async def versions(hypervisor: Hypervisor) -> tuple[int, int]:
 async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str]) -> None:
     """Replace a guest's labels, which are part of its definition and move with the guest.
 
-    `name`: the guest's name or UUID. Raises HypervisorError, including if there is no such guest;
+    `name`: the guest's name or UUID. Raises HypervisorError, also if there is no such guest;
     BadInput for control characters; OutcomeUnknown, ReadOnly.
     """
 
@@ -342,7 +342,7 @@ class Definition:
 async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
     """Read a guest's stored and live definitions, with passwords, and its disks.
 
-    Raises HypervisorError, including if the guest has no stored definition.
+    Raises HypervisorError, also if the guest has no stored definition.
     """
 
     def look(connection: libvirt.virConnect) -> Definition | None:
@@ -372,8 +372,8 @@ async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
 async def write(hypervisor: Hypervisor, uuid: str, xml: str, *, instead_of: str) -> None:
     """Replace a guest's stored definition. A running guest is not affected.
 
-    `instead_of`: the stored definition that was read before. Raises HypervisorError, including if
-    the definition has changed since then, OutcomeUnknown, ReadOnly.
+    `instead_of`: the stored definition that was read before. Raises HypervisorError, also if the
+    definition has changed since then; OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> bool:

@@ -1,4 +1,4 @@
-"""Unplug a device from a running guest, and plug a device in."""
+"""Plug and unplug devices of a running guest, and read what this requires from libvirt."""
 
 import libvirt
 
@@ -30,7 +30,7 @@ def plug(caller: DomainCaller, element: str) -> None:
 def run_id(caller: DomainCaller) -> int | None:
     """Return libvirt's ID of this run of a guest; None if the guest is off. Raises HypervisorError.
 
-    Each start of a guest since its host booted has another ID.
+    Each start of a guest has a different ID, until the host is rebooted.
     """
     found = caller.on_domain("reading the guest's ID", libvirt.virDomain.ID)
     return None if found < 0 else found

@@ -22,7 +22,7 @@ _AGAIN = Seconds(10.0)
 async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
     """Ask a guest to shut down, and wait until it is off. Never destroys the guest.
 
-    Raises HypervisorError, including if the guest is not off within `limit`; it may still shut down
+    Raises HypervisorError, also if the guest is not off within `limit`; it may still shut down
     later. Raises ReadOnly.
     """
 
@@ -79,7 +79,7 @@ async def move_offline(
     """Move the definition of a guest that is off to another host.
 
     `target`: the other libvirt's URI as seen from this host. `xml`: the definition to store there;
-    None: unchanged. Raises HypervisorError, including if the guest was started or saved meanwhile.
+    None: unchanged. Raises HypervisorError, also if the guest was started or saved meanwhile.
     Raises ReadOnly, and OutcomeUnknown if either host may have the definition.
     """
     given = {}

@@ -67,7 +67,7 @@ async def _stream(hypervisor: Hypervisor, uuid: str) -> str | None:
 async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:
     """Destroy a copy that has not arrived completely and never ran.
 
-    Raises HypervisorError, including if the copy is in another state, OutcomeUnknown, ReadOnly.
+    Raises HypervisorError, also if the copy is in another state; OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -79,7 +79,7 @@ async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:
 async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
     """Destroy the source's paused copy of a guest that was handed over. Keeps the definition.
 
-    Raises HypervisorError, including if the copy is not paused, OutcomeUnknown, ReadOnly.
+    Raises HypervisorError, also if the copy is not paused; OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -91,7 +91,7 @@ async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
 async def start_leaving(hypervisor: Hypervisor, uuid: str) -> None:
     """Resume a guest on the source that a failed migration left paused.
 
-    Raises HypervisorError, including if the guest is not paused, OutcomeUnknown, ReadOnly.
+    Raises HypervisorError, also if the guest is not paused; OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> None:

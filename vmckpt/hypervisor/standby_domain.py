@@ -1,4 +1,4 @@
-"""libvirt calls for a standby: create it paused, define and undefine it, bring up its links."""
+"""libvirt calls for a standby: start it paused, change its definition, devices, links and mark."""
 
 import libvirt
 

@@ -154,8 +154,8 @@ _MANY = Seconds(60.0)
 async def of_all(hypervisor: Hypervisor) -> Mapping[str, User]:
     """Return the guest that uses each image on a host, by the image's path.
 
-    Volumes that do not exist are left out. Raises HypervisorError, including if a storage pool in
-    use is inactive, since the pool's files are then unknown.
+    Volumes that do not exist are left out. Raises HypervisorError, also if a storage pool in use is
+    inactive, since the pool's files are then unknown.
     """
     return await _of(hypervisor, None, _NO_VOLUME)
 

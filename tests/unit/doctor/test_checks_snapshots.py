@@ -31,7 +31,7 @@ def wrong(found: list[Finding]) -> list[str]:
     [
         (GOOD, []),
         (replace(GOOD, agent="no vmckpt-agent there"), ["alpha: no vmckpt-agent there"]),
-        (replace(GOOD, room=None), ["alpha: /var/lib/vmckpt/agent cannot be written"]),
+        (replace(GOOD, room=None), ["alpha: /var/lib/vmckpt/agent is not writable"]),
         (
             replace(GOOD, room=Bytes(1 << 30)),
             ["alpha: /var/lib/vmckpt/agent: 1.0 GiB free; a capture stores a guest's memory there"],

@@ -1,1 +1,1 @@
-"""The QEMU process of a guest: identify it, and arm a kernel timer in it from outside."""
+"""The QEMU process of a guest: identify it, and make system calls in it."""

@@ -2,8 +2,8 @@
 
 Any local user can start a process with any command line, so a command line proves nothing. The
 process ID comes from libvirt's status files of running guests, which only root can write. The
-process is accepted as the guest's QEMU if its user, executable, command line and open monitor
-socket are those that libvirt recorded.
+process is accepted as the guest's QEMU if its user, command line and open monitor socket match
+libvirt's record, and its executable is the recorded emulator or has a name like that of QEMU.
 """
 
 import errno

@@ -52,7 +52,7 @@ def create(process: HeldProcess) -> int:
 def of_this_process() -> int:
     """Return a new userfaultfd of this process.
 
-    Raises OSError, including if the CPU architecture is not supported.
+    Raises OSError, also if the CPU architecture is not supported.
     """
     known = ARCHITECTURES.get(platform.machine())
     if known is None:
