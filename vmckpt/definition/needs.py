@@ -74,7 +74,7 @@ def needs(root: ET.Element) -> tuple[Resource, ...]:
 
 
 def _matches(root: ET.Element, row: Row) -> Iterator[tuple[str | None, ET.Element]]:
-    """Yield the elements of a row, each with the name of its device."""
+    """Yield the elements of a row, each with the name of its device; None: of no device."""
     steps = row.path.split("/")
     if steps[0] != "devices" or steps[1] == "emulator":
         for node in root.findall(row.path):
@@ -151,7 +151,7 @@ def _usual(path: str) -> bool:
 
 
 def cpuset(text: str) -> frozenset[int]:
-    """Return the numbers in a set as libvirt writes it: "0-3,^2,7". Empty if it is invalid."""
+    """Return the numbers in a set as libvirt writes it: "0-3,^2,7". Empty if `text` is invalid."""
     found: set[int] = set()
     for part in text.replace(" ", "").split(","):
         low, dash, high = part.removeprefix("^").partition("-")

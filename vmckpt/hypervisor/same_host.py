@@ -80,7 +80,7 @@ def _unknown(pair: tuple[Hypervisor, Hypervisor], why: str) -> SameUuid:
 
 
 async def _sighting(host: Hypervisor) -> Sighting | str:
-    """Return what a host reports about itself, or why it does not."""
+    """Return what a host reports about itself, or, as a string, why the query failed."""
     try:
         return await host.query("reading the host's identity", _read)
     except HypervisorError as exc:

@@ -84,7 +84,7 @@ def _secret(file: Path | None) -> bytes | None:
 
 
 def read_private(path: Path, what: str) -> str:
-    """Return the text of a private file: root or this process's user owns it, no other can access it.
+    """Return the text of a file that root or this process's user owns and no other user can access.
 
     `what`: the content of the file, for messages. Raises BadInput.
     """

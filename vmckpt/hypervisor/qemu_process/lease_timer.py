@@ -78,7 +78,7 @@ def armed(process: HeldProcess) -> int | None:
 def why_not(process: HeldProcess) -> str | None:
     """Return why the kernel cannot enforce a lease of the process; None if it can.
 
-    Tests this with a system call that changes nothing.
+    As a test, makes a system call that changes nothing in the process.
     """
     try:
         injection.run(process, lambda stopped: stopped.syscall("getpid"))
