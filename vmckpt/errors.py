@@ -17,7 +17,7 @@
      +-- JournalError             16   the journal cannot be opened, read or written
      +-- OrphanedJobs             17   no live controller runs the job, or it does not respond
      +-- GuestLocked              18   a guest or host is locked, or its state forbids the request
-     +-- LeaseLost                19   a job or lease was lost to another process or host
+     +-- LeaseLost                19   a job or lease was lost to another process or host, or ended
      +-- MigrationFailed          20   the migration failed; the guest runs on the source or is off
      +-- PostcopyPaused           22   the guest waits on the target for the rest of its memory
      +-- Blocked                  21   preflight found blockers; nothing was changed
@@ -37,7 +37,7 @@
      |    +-- CannotCapture       51   the guest cannot be captured now, or not by this method
      |    +-- StreamDamaged       52   QEMU's migration stream is invalid or incomplete
      +-- TimedOut                  1   another guest in the group did not reach the same step
-     +-- Cancelled               130   the operator stopped it (Ctrl-C or SIGTERM)
+     +-- Cancelled               130   the operator stopped the operation (Ctrl-C, SIGTERM)
           +-- Superseded         130   a prepared move was dropped; nothing was changed
 
 Other modules define further subclasses. An error message is one line: what is wrong, with the
@@ -175,7 +175,10 @@ class GuestLocked(VmckptError):
 
 
 class LeaseLost(VmckptError):
-    """This process lost its job, or this host its lease; nothing more was changed."""
+    """This process lost its job, or its host lost a lease or did not renew the lease in time.
+
+    Nothing more was changed.
+    """
 
     exit_code = 19
 

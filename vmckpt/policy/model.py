@@ -72,7 +72,8 @@ class Evacuation:
     tries: int = 3
     """Attempts per guest, in total."""
     first_wait: Seconds = Seconds(10.0)
-    """Pause after a guest's first failure; each further pause is twice as long."""
+    """Pause after a guest's first failure; each further pause is twice as long. If the target
+    failed, a retry on another host waits for less time."""
 
 
 class Failover(StrEnum):
@@ -261,7 +262,8 @@ class MoveLimits:
     postcopy_bandwidth: BytesPerSecond | None = None
     time: Seconds | None = None
     time_per_gib: Seconds | None = None
-    """Time limit per GiB of guest memory; the shorter of this and `time` applies."""
+    """Time limit per GiB of guest memory, counted as at least 1 GiB. The shorter of the resulting
+    limit and `time` applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +287,8 @@ class Stall:
     smoothing: float = 0.4
     """Weight of the newest sample in the moving average of the bandwidth."""
     patience: Seconds = Seconds(10.0)
-    """How long a switchover waits for a local minimum of the remaining memory."""
+    """How long a rule with `stalled_for` delays a switch or pause, to wait for a pass that begins
+    with about as little remaining memory as any earlier pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
