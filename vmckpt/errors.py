@@ -8,7 +8,7 @@
      +-- AlertNotDelivered         6   a receiver of alerts did not accept a test alert
      +-- HypervisorError          10   libvirt or QEMU returned an error
      |    +-- QemuUnclear         10   a guest's QEMU process is ambiguous; no process was touched
-     |    +-- HostUnreachable     11   no connection to the host's libvirt
+     |    +-- HostUnreachable     11   the host's libvirt cannot be reached or does not answer
      |    +-- OutcomeUnknown      13   it is unknown whether a call took effect
      |    +-- PeerLoginFailed     15   the source's libvirtd cannot log in to the target's
      |    +-- MigrationRefused    10   libvirt refuses the migration; nothing was changed
@@ -98,7 +98,7 @@ class AlertNotDelivered(VmckptError):
 
 
 class HypervisorError(VmckptError):
-    """libvirt or QEMU returned an error."""
+    """libvirt or QEMU returned an error, or an answer that vmckpt cannot use."""
 
     exit_code = 10
     host: str
@@ -116,13 +116,13 @@ class QemuUnclear(HypervisorError):
 
 
 class HostUnreachable(HypervisorError):
-    """No connection to the host's libvirt."""
+    """The host's libvirt cannot be reached, or does not answer in time."""
 
     exit_code = 11
 
 
 class OutcomeUnknown(HypervisorError):
-    """It is unknown whether a call took effect; examine both hosts before acting."""
+    """It is unknown whether a call took effect; examine the hosts before acting."""
 
     exit_code = 13
 
@@ -137,7 +137,7 @@ class MigrationRefused(HypervisorError):
     """libvirt refuses to migrate the guest; another attempt would be refused, too."""
 
     of_guest: bool = False
-    """The guest's own definition or state is the reason, whatever the target is."""
+    """Whether the guest's definition or state is the reason, so any target would be refused."""
 
 
 class RemoteError(VmckptError):
@@ -171,7 +171,7 @@ class GuestLocked(VmckptError):
 
     exit_code = 18
     interrupted: bool = False
-    """Whether that operation has lost its controller, so only recovery releases the lock."""
+    """Whether the other operation has lost its controller, so only recovery releases the lock."""
 
 
 class LeaseLost(VmckptError):

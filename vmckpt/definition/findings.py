@@ -95,7 +95,7 @@ def _shown(wanted: Resource) -> str:
 
 
 def refused(reason: str, *, guest: str, target: str) -> Finding:
-    """Return the finding about a definition that the target's libvirt refuses to start."""
+    """Return the finding about a guest that the target's libvirt refuses to start."""
     return Finding(
         code="definition-refused", severity=Severity.BLOCKER, where=target,
         text=f"libvirt on {target} would not start {guest}: {reason}",

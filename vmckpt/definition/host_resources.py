@@ -33,9 +33,9 @@ class Kind(StrEnum):
     SECURITY_MODEL = "security driver of libvirt"
     VSOCK_CID = "vsock CID"
     DISK = "disk image"
-    """Compared between both hosts, with the other disks."""
+    """The image is compared between both hosts, with the other disks."""
     CARD = "bridge, interface or network of a network card"
-    """Checked with the other network cards."""
+    """The network is checked with the other network cards."""
     UNCHECKED = "unchecked"
     """The resource is not checked before the move."""
 

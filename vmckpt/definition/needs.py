@@ -22,7 +22,7 @@ _ELSEWHERE = (Kind.DISK, Kind.CARD)
 """Kinds with checks of their own in preflight."""
 _MOST_CPUS = 1 << 16
 OPTIONAL = ("optional", "requisite")
-"""Values of startupPolicy with which libvirt drops a missing medium or device in a migration."""
+"""Values of startupPolicy for which libvirt drops a missing medium or device in a migration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def needs(root: ET.Element) -> tuple[Resource, ...]:
 
 
 def _matches(root: ET.Element, row: Row) -> Iterator[tuple[str | None, ET.Element]]:
-    """Yield the elements of a row, each with the name of its device; None: of no device."""
+    """Yield the elements of a row, each with the name of its device, or None."""
     steps = row.path.split("/")
     if steps[0] != "devices" or steps[1] == "emulator":
         for node in root.findall(row.path):

@@ -76,7 +76,7 @@ class FenceSeen:
     """Password files that other users may read."""
 
     def all_off(self, level: int) -> bool:
-        """Return whether all devices of a level report off."""
+        """Return whether all devices of a level report that the power is off."""
         return all(one.power is Power.OFF for one in self.devices if one.level == level)
 
 
@@ -465,7 +465,7 @@ class StoreReady:
     """Why the store cannot be used; None if it can."""
     hint: str | None = None
     tried: bool = True
-    """Whether the guarantees required by locks in the store were tested."""
+    """Whether the store was tested for the guarantees that locks require."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

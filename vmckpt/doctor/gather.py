@@ -47,7 +47,7 @@ async def _with_same_uuid(hosts: Sequence[Host], uuids: Mapping[str, str]) -> tu
 
 
 def twins_of(name: str, same: Sequence[SameUuid]) -> tuple[SameUuid, ...]:
-    """Return what is known about a host's twins, with the host as the first or second name."""
+    """Return the results in `same` for pairs of names in which `name` is the first or second."""
     return tuple(one for one in same if name in (one.first, one.second))
 
 

@@ -95,7 +95,7 @@ log = logging.getLogger("vmckpt.libvirt")
 
 @functools.cache
 def start() -> None:
-    """Run libvirt's event loop in its own thread and redirect its error output to the log.
+    """Run libvirt's event loop in its own thread, and redirect libvirt's error output to the log.
 
     Keep-alive works only while this loop runs, and only for connections opened after this call.
     """

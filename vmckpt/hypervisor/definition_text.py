@@ -78,7 +78,7 @@ def _parsed(entry: str) -> ET.Element | None:
 
 
 def _same(one: ET.Element | None, other: ET.Element | None) -> bool:
-    """Return whether two elements have the same content, whatever the prefixes."""
+    """Return whether two elements have the same content, regardless of namespace prefixes."""
     if one is None or other is None:
         return False
     if (one.tag, one.attrib, one.text) != (other.tag, other.attrib, other.text):

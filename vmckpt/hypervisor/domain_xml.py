@@ -303,7 +303,8 @@ def _nic(node: ET.Element) -> Nic:
 def _host_devices(devices: ET.Element) -> tuple[str, ...]:
     """Return the host's devices that QEMU cannot migrate.
 
-    libvirt allows USB devices, and PCI devices that QEMU unplugs for a migration (teaming).
+    USB devices, and PCI devices that QEMU unplugs for a migration (teaming), are left out: libvirt
+    allows them.
     """
     found = []
     for node in devices.findall("hostdev"):

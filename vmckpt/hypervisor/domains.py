@@ -424,8 +424,8 @@ async def put_right(
     """Store a definition derived from the stored definition. A running guest is not affected.
 
     `decide` gets the stored definition, in which volumes of storage pools are given by path, or
-    None if there is none. It returns the definition to store, or None to change nothing. Returns
-    whether a definition was stored. Raises HypervisorError, OutcomeUnknown, ReadOnly.
+    None if the host has none. It returns the definition to store, or None to change nothing.
+    Returns whether a definition was stored. Raises HypervisorError, OutcomeUnknown, ReadOnly.
     """
 
     def change(connection: libvirt.virConnect) -> bool:

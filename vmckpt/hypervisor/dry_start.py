@@ -136,7 +136,7 @@ def _usb(host: _Host, name: str) -> Answer:
 
 
 def _vsock(host: _Host, cid: str) -> Answer:
-    """Return whether the CID is free: "present" means that the guest can have it."""
+    """Return PRESENT if the CID is free, so that the guest can have it; otherwise ABSENT."""
     active = libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE
     taken = {
         node.get("address")

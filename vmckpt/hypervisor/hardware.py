@@ -100,7 +100,7 @@ def _whole(node: ET.Element | None, but: Collection[str] = _NOT_COMPARED) -> str
 
 
 def _device(node: ET.Element, attributes: Collection[str], children: Collection[str] = ()) -> Part:
-    """Return the part for a device: these attributes and children, and what libvirt fills in."""
+    """Return the part for a device: given attributes and children, and what libvirt fills in."""
     own = [f"{key}={node.get(key)}" for key in sorted(attributes) if node.get(key) is not None]
     inside = [
         _whole(child)
@@ -283,7 +283,10 @@ def _smbios(root: ET.Element, *, identity: bool) -> str:
 
 
 def _same_cpu(one: ET.Element, other: ET.Element) -> bool:
-    """Compare two CPUs. libvirt shows an expanded CPU model for a running guest."""
+    """Return whether the CPUs of two domains may be the same, as far as the definitions show.
+
+    libvirt shows an expanded CPU model for a running guest.
+    """
     first, second = one.find("cpu"), other.find("cpu")
     modes = [_mode(first), _mode(second)]
     if modes[0] != modes[1] and any(mode in _ANY_MODE for mode in modes):
@@ -324,7 +327,8 @@ _ON = {"require": True, "force": True, "disable": False, "forbid": False}
 def _allows(cpu: ET.Element, other: ET.Element) -> bool:
     """Return whether `other` has the explicit features of `cpu`.
 
-    libvirt lists all features of a running guest's CPU (check='full'); a definition only some.
+    libvirt lists all features of a running guest's CPU (check='full'), and only some in a stored
+    definition. If only `cpu` is a full list, features that `other` does not mention are ignored.
     """
     there = {
         one.get("name"): _ON.get(one.get("policy", "require")) for one in other.iter("feature")

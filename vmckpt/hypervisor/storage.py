@@ -139,7 +139,7 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The guest that uses an image."""
+    """The guest that uses an image, and the image's format."""
 
     guest: str
     format: str

@@ -50,7 +50,7 @@ class ActiveAlert:
     page: Page
 
     def as_json(self, ends: float) -> dict[str, Any]:
-        """Return the alert for Alertmanager's API. `ends`: its end, in seconds since 1970."""
+        """Return the alert for Alertmanager's API. `ends`: when it ends, in seconds since 1970."""
         trouble = self.page.trouble
         notes = {"summary": trouble.text, "hint": trouble.hint, "job": trouble.job}
         return {

@@ -27,7 +27,7 @@ _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 _INTERVAL = re.compile(r"([0-9]{1,6}(s|min|m|h|d))+")
 _SHORTEST = 1
 _LAST = 0
-"""Stands for the last day of a month."""
+"""The day number that stands for the last day of a month."""
 
 
 class Every(StrEnum):

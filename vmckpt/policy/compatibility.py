@@ -55,8 +55,9 @@ def conflicts(
 ) -> tuple[Conflict, ...]:
     """Return all conflicts between a policy, two hosts and a guest.
 
-    `host_devices`, `huge_pages`: the guest has them. `copied_disks`: the migration copies disks.
-    `file_backed_memory`: the guest's memory is a file on a disk, not on tmpfs or hugetlbfs.
+    `host_devices`, `huge_pages`: the guest has host devices, or huge pages. `copied_disks`: the
+    migration copies disks. `file_backed_memory`: the guest's memory is a file on a disk, not on
+    tmpfs or hugetlbfs.
     """
     return (
         *impossible(policy),

@@ -46,7 +46,7 @@ class Evacuation:
 
     strategy: Strategy = Strategy.MIGRATE
     move_shut_off: bool = True
-    """Whether a guest that is shut off is defined on another host."""
+    """Whether a guest that is shut off is moved to another host."""
     priority: int = 0
     """Guests with a higher priority go first."""
     apart: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Protection:
     slowdown: float = 0.10
     """Without a fixed interval: the maximum share of time for which the guest may be paused."""
     max_pause: Seconds = Seconds(0.5)
-    """A guest that would be paused for longer is not protected."""
+    """Maximum pause per epoch. A guest that would be paused for longer is not protected."""
     hold: Seconds = Seconds(5.0)
     """How long output is buffered after the backup is lost."""
     failover: Failover = Failover.MANUAL
@@ -226,8 +226,8 @@ class LeftBehind(StrEnum):
 
     KEEP = "keep"
     REMOVE = "remove"
-    """The guest can be migrated back later. Kept images would prevent this, because existing images
-    are never overwritten."""
+    """The images are removed, so that the guest can be migrated back later. Kept images would
+    prevent this, because existing images are never overwritten."""
 
 
 class OnFailure(StrEnum):

@@ -104,7 +104,7 @@ def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = No
 
 
 def by_name(policies: Sequence[Policy], name: str) -> Policy:
-    """Return the named policy. Raises PolicyError, which suggests a similar name."""
+    """Return the named policy. Raises PolicyError, with a similar name or the known names."""
     for policy in policies:
         if policy.name == name:
             return policy
@@ -136,7 +136,7 @@ def _like(name: str, globs: Sequence[str]) -> list[str]:
 
 
 def _mismatch(select: Select, subject: Subject) -> str | None:
-    """Return the first condition that does not hold, or None if all hold."""
+    """Describe the first condition that does not hold. Returns None if all conditions hold."""
     if select.by_name_only:
         return "it is used only if requested by name"
     if select.guests and not _like(subject.guest, select.guests):
@@ -157,7 +157,7 @@ def _mismatch(select: Select, subject: Subject) -> str | None:
 
 
 def _matches(select: Select, subject: Subject) -> tuple[str, ...]:
-    """Return the conditions that hold, one clause each."""
+    """Describe the conditions of a matching policy, one clause each."""
     globs = _like(subject.guest, select.guests)
     found = [f"the guest's name {subject.guest} matches {' and '.join(globs)}"] if globs else []
     found += [f"the guest's label {key} is {value}" for key, value in select.guest_labels]

@@ -229,7 +229,7 @@ def is_ours(seen: os.stat_result) -> bool:
 
 
 def others_may_change(seen: os.stat_result, *, last: bool) -> str | None:
-    """Return why other users can change a directory or our files in it; None if they cannot.
+    """Return why other users can change a directory or vmckpt's files in it; None if they cannot.
 
     `last`: this is the last directory of the path, so other users must not be able to add files.
     """

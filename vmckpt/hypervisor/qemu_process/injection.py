@@ -76,7 +76,10 @@ class CannotInject(VmckptError):
 
 
 class Stopped:
-    """A thread stopped in a system call. Valid only inside `run`. Raises CannotInject."""
+    """A thread stopped in a system call. Valid only inside `run`.
+
+    The constructor and `syscall` raise CannotInject.
+    """
 
     def __init__(self, tracer: "_Tracer", registers: Registers) -> None:
         self._tracer = tracer
