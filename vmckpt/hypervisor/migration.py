@@ -93,7 +93,7 @@ def migration_params(order: MoveOrder, target: Host) -> Parameters:
 
 
 def _mib(rate: BytesPerSecond | None) -> int | None:
-    """Return a limit in whole MiB/s, at least 1, as 0 means "no limit" to libvirt; None: no limit."""
+    """Return a limit in MiB/s, rounded up: to libvirt, 0 means no limit. Returns None for None."""
     return None if rate is None else max(1, math.ceil(rate / MIB))
 
 
