@@ -49,8 +49,9 @@ class MigrationContext:
 async def run(plan: Plan, context: MigrationContext) -> MigrationReport:
     """Carry out a plan that is not blocked. Returns the report of the attempt.
 
-    Raises LeaseLost if another controller has taken over; JournalError if the journal could not be
-    written before anything was changed.
+    Raises Cancelled if the operator stops the migration while images are created; HypervisorError
+    if the guest's definition or QEMU's limits cannot be read or set; JournalError if a step could
+    not be recorded; LeaseLost if another controller has taken over.
     """
     return await _Attempt(plan, context).run()
 
@@ -116,7 +117,7 @@ class _Attempt:
         return report_builder.carried_out(not_begun, self._plan, ending, seen, tidied)
 
     async def _intend(self, order: MoveOrder) -> None:
-        """Record the limits and the order in the journal before they take effect."""
+        """Record the order, and the limits to restore, before libvirt receives the order."""
         usual = await self._migrations.max_downtime()
         limits = {"max_downtime_ms": round(usual * 1000), "throttle": bool(order.auto_converge)}
         await self._context.step_log.intend(Step.LIMITS, limits)
@@ -173,7 +174,8 @@ class _Attempt:
     async def _tidy(self, made: Made | None, ending: Ending | None) -> Tidied:
         """Finish the disk copies if the guest has arrived; remove the new images if it stays.
 
-        Returns which images were removed; every failure is a line in the result.
+        If this is unknown, keep all images. Returns which of the source's images were removed; each
+        failure, and each new image that is kept, is a line in the result.
         """
         remotes = self._context.remotes
         if made is None or remotes is None:
@@ -199,7 +201,7 @@ class _Attempt:
     async def _forget(self, ending: Ending | None) -> tuple[str, ...]:
         """Undefine the guest on the target if it stays on the source and this move defined it.
 
-        Returns a line for each failure.
+        Returns one line if this fails, otherwise none.
         """
         if ending is None or ending.outcome not in STAYS or self._target_knew:
             return ()
@@ -239,7 +241,10 @@ async def keep_checkpoints(
 async def observed(
     context: MigrationContext, guest: str, outcome: Outcome, began: Seconds, elapsed: Seconds
 ) -> Seconds | None:
-    """Return the guest's blackout as measured from outside; None if it was not measured."""
+    """Return the guest's blackout as measured from outside.
+
+    None if the blackout was not measured, or if the migration did not complete.
+    """
     outside = context.setting.outside
     if outside is None or outcome is not Outcome.COMPLETED:
         return None
@@ -255,8 +260,9 @@ def migration_driver(
 ) -> MigrationDriver:
     """Return a driver that migrates the guest and can free the target's end of a broken stream.
 
-    `check` raises LeaseLost if another controller has taken over, and HypervisorError while this
-    is unknown. It is called in the host's thread immediately before each call that makes a change.
+    `hosts`: source and target. Without `remotes`, the target's end cannot be freed. `check` raises
+    LeaseLost if another controller has taken over, and HypervisorError while this is unknown.
+    `check` is called in the host's thread immediately before each call that makes a change.
     """
 
     async def free_target() -> None:

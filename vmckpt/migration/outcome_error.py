@@ -47,7 +47,7 @@ def _timed_out(report: MigrationReport) -> VmckptError:
 
 def _not_converged(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
-        f"policy {report.policy} cancelled the migration; {report.guest} is running on"
+        f"the migration was aborted under policy {report.policy}; {report.guest} is running on"
         f" {report.source}",
         hint="see the decisions above, or use --policy must-finish",
     )

@@ -131,7 +131,7 @@ def _due(theirs: Sequence[Decision], until: float) -> Decision | None:
 
 
 def _same(theirs: Sequence[Decision], verdict: Verdict, at: float) -> Decision | None:
-    """Return the recorded decision that matches the verdict, reached at time `at`; None if none."""
+    """Return the recorded decision that matches the verdict, reached at time `at`, or None."""
     words = says(verdict.action)
     return next((one for one in theirs if one.action == words and abs(one.at - at) <= _SOON), None)
 

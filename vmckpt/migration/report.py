@@ -44,11 +44,12 @@ class MigrationReport:
     driver: Driver | None
     """The process that drove the migration; None if no migration was started."""
     began: Seconds
-    """When the migration began, by time.monotonic()."""
+    """When the migration began, by time.monotonic(); 0 if no migration was started."""
     elapsed: Seconds
     """Time from the order to migrate until the outcome was known, by the controller's clock."""
     totals: JobTotals | None
-    """libvirt's final statistics; None if it had none, or if the migration did not complete."""
+    """Final statistics, from libvirt or, in mode checkpoint, from the agents; None if there are
+    none, or if the migration did not complete."""
     observed_downtime: Seconds | None
     """Blackout as clients saw it; None if it was not measured."""
     samples: tuple[JobSample, ...] = ()
@@ -61,7 +62,7 @@ class MigrationReport:
     """The side because of which libvirt refused the migration; None: it did not refuse."""
     policy: str | None = None
     mode: Mode | None = None
-    """The chosen mode; None if no policy could be chosen."""
+    """The chosen mode; None if the guest was not found."""
     switched: Seconds | None = None
     """When the switch to post-copy was ordered; None if it was not."""
     switchover: Seconds | None = None
@@ -71,7 +72,8 @@ class MigrationReport:
     job: str | None = None
     """Job ID in the journal; None if there is no journal."""
     forecast: Mapping[str, Any] | None = None
-    """The forecast with its score against the measured values, in JSON's types."""
+    """The forecast with its score against the measured values, in JSON's types; None if there was
+    no forecast."""
     limit: BytesPerSecond | None = None
     """Bandwidth limit at the start; None if there was none."""
     left_behind: tuple[str, ...] = ()

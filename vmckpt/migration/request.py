@@ -44,7 +44,10 @@ class PolicyOverrides:
 
 
 def apply_overrides(policy: Policy, overrides: PolicyOverrides) -> Policy:
-    """Return the policy with the operator's overrides applied."""
+    """Return the policy with the operator's overrides applied.
+
+    In mode checkpoint, the source's images are kept, whatever the policy sets.
+    """
     limits = policy.limits
     if overrides.timeout is not None:
         limits = replace(limits, time=overrides.timeout, time_per_gib=None)

@@ -42,7 +42,7 @@ OPEN = (Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)
 
 
 class Attempts:
-    """All attempts of one command. `plan_again` makes a new plan before each further attempt."""
+    """All attempts of one command. `plan_again` makes the plan of each attempt after the first."""
 
     def __init__(
         self,
@@ -55,9 +55,10 @@ class Attempts:
         self._plan_again = plan_again
 
     async def run(self, begun: MigrationReport, plan: Plan) -> MigrationReport:
-        """Make attempts until one succeeds or no further one is due. `begun`: the plan's report.
+        """Make attempts until one succeeds or no further attempt is due.
 
-        Raises GuestLocked, HostUnreachable, JournalError, LeaseLost.
+        `begun`: the report of `plan`; returned with the job's ID if the plan is blocked. Raises
+        GuestLocked, HostUnreachable, and the errors of an attempt and of `plan_again`.
         """
         begun = replace(begun, job=self._recorder.id)
         if plan.blocked or plan.policy is None:
@@ -188,7 +189,7 @@ async def plan(
 
     `open_`: as in `migrate`; `links`: link measurements that several plans share.
 
-    Raises Cancelled if `caller.stop` is set; PolicyError or BadInput as `planner.make` does.
+    Raises Cancelled if `caller.stop` is set; also the errors of `planner.make`.
     """
     async with (
         Hypervisor(setting.source) as here,
@@ -208,8 +209,8 @@ async def migrate(
 
     Setting `caller.stop` cancels the migration: the job is aborted and the guest is confirmed to
     run on the source. The report shows how the migration ended; errors are raised only if the
-    migration could not be started. Raises Cancelled if the operator stopped the migration before
-    anything was changed.
+    migration could not be started, its steps could not be recorded, or another controller took
+    over. Raises Cancelled if the operator stopped the migration before anything was changed.
     """
     async with (
         Hypervisor(setting.source) as here,
@@ -284,7 +285,7 @@ class MigrationCommand:
             self._tracer.close()
 
     def _ahead(self, every_mode: bool, links: Links | None) -> planner.ForecastOptions | None:
-        """Return the options of the forecast; None for a dry run, which only checks."""
+        """Return the options of the forecast; None for a dry run, unless `every_mode` is set."""
         if self._request.dry_run and not every_mode:
             return None
         setting = self._setting
@@ -303,7 +304,7 @@ class MigrationCommand:
         """Make the plan.
 
         `every_mode`: forecast all modes. `links`: measurements shared with other plans. Raises
-        Cancelled, PolicyError, BadInput.
+        Cancelled, and the errors of `planner.make`.
         """
         self._emit(PhaseChanged(phase=JobPhase.PREFLIGHT))
         made = await cancellable(
@@ -378,7 +379,7 @@ class MigrationCommand:
 
 
 def _asked(request: MigrateRequest) -> dict[str, Any]:
-    """Return the parts of the request that recovery needs."""
+    """Return the parts of the request that are stored in the journal."""
     asked = {"observe": request.observe, "wishes": request.overrides.as_json()}
     return asked if request.part_of is None else {**asked, "part_of": request.part_of}
 

@@ -1,8 +1,9 @@
 """A migration as JSON lines, which can be replayed under other policies.
 
 The first line describes the guest and the terms. One line follows for each sample and decision, in
-order; the outcome comes last. Times are milliseconds since the migration began. An incomplete trace
-can be replayed as far as it goes.
+order; the outcome comes last. If the migration is retried, each further attempt follows in the same
+form. Times are milliseconds since the attempt began. An incomplete trace can be replayed as far as
+it goes.
 """
 
 import io
@@ -68,7 +69,7 @@ class Trace:
 
 
 class Tracer:
-    """Writes a trace line by line; a full disk ends the trace, not the migration."""
+    """Writes a trace line by line; a write error ends the trace, not the migration."""
 
     def __init__(self, path: Path) -> None:
         """Check that the file does not exist: it is never overwritten. Raises BadInput."""
@@ -79,7 +80,7 @@ class Tracer:
         self._began: Seconds | None = None
 
     def begin(self, header: Header, began: Seconds) -> None:
-        """Write the header of an attempt. Raises OSError if the file cannot be created."""
+        """Write the header of an attempt. Raises OSError if the file cannot be newly created."""
         if self._began is None:
             self._file = self._path.open("x", encoding="utf-8")
         self._began = began
@@ -118,7 +119,7 @@ class Tracer:
 
 
 def read(path: Path) -> Trace:
-    """Return the last attempt in a trace file. Raises BadInput with file and line."""
+    """Return the last attempt in a file. Raises BadInput if the file is not a readable trace."""
     text = config_file.read(path, BadInput, "trace", most=_MOST_BYTES)
     return parse(io.StringIO(text), str(path))
 
@@ -155,7 +156,7 @@ def parse(lines: Iterable[str], name: str) -> Trace:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number")
+    raise ValueError(f"{text} is not a finite number")
 
 
 def _in_order(samples: list[JobSample]) -> None:
@@ -168,7 +169,7 @@ def _in_order(samples: list[JobSample]) -> None:
 def _number(value: object, most: int = _MOST) -> float:
     """Return `value` if it is a number from 0 to `most`. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise ValueError(f"expected a number, not {str(value)[:40]!r}")
+        raise ValueError(f"expected a number from 0 to {most}, not {str(value)[:40]!r}")
     return value
 
 
@@ -243,4 +244,4 @@ def _plain(value: object) -> float | int | str | None:
         return value
     if isinstance(value, int | float) and math.isfinite(value):
         return value
-    raise TypeError(f"expected a number, not {str(value)[:40]!r}")
+    raise TypeError(f"expected a finite number, text or null, not {str(value)[:40]!r}")

@@ -48,7 +48,7 @@ _SILENT = Seconds(30.0)
 
 
 class _Stopped(Exception):
-    """The migration was aborted; the guest must keep running on the source."""
+    """The migration must be called off: the operator stopped it, or its time limit has passed."""
 
     def __init__(self, outcome: Outcome, why: str) -> None:
         super().__init__(why)
@@ -58,7 +58,9 @@ class _Stopped(Exception):
 async def run(plan: Plan, context: MigrationContext) -> MigrationReport:
     """Carry out a plan, as `migration.attempt.run` does.
 
-    Raises BadInput if decisions are to be observed or traced, which this mode does not support.
+    Raises BadInput if decisions are to be observed or traced, which this mode does not support;
+    Cancelled or VmckptError if the migration cannot begin; LeaseLost if another controller has
+    taken over.
     """
     if context.observe or context.tracer is not None:
         raise BadInput(
@@ -118,9 +120,10 @@ class _Attempt:
         return await self._given(pair, given)
 
     async def _follow(self, pair: Pair) -> Mapping[str, Any]:
-        """Wait until the source has handed the guest over. Returns its agent's record of this.
+        """Wait until the source has handed the guest over. Returns the agent's handover record.
 
-        Raises _Stopped, VmckptError.
+        Raises _Stopped if the migration must be called off; VmckptError if the source's agent has
+        stopped or does not answer; LeaseLost.
         """
         while True:
             await self._hear()
@@ -171,9 +174,9 @@ class _Attempt:
         self._tell.emit(Sampled(sample=sample, estimate=guess, done=self._share))
 
     async def _switch(self, pair: Pair, verdict: SwitchoverDecision) -> None:
-        """Ask the source for the last epoch; the request is repeated if it fails.
+        """Ask the source's agent for the last epoch. Raises LeaseLost.
 
-        Raises LeaseLost.
+        Any other failure becomes a warning, and the caller asks again.
         """
         if not self._asked:
             self._tell.decide("switch", verdict.why, "caught up")
@@ -229,7 +232,7 @@ class _Attempt:
     async def _called_off(self, pair: Pair, why: Exception) -> MigrationReport:
         """Call off the migration: the guest stays on the source unless it was handed over.
 
-        Returns the report.
+        `why`: the error that ended the migration. Returns the report. Raises LeaseLost.
         """
         self._tell.enter(JobPhase.CANCELLING)
         outcome = why.outcome if isinstance(why, _Stopped) else Outcome.FAILED

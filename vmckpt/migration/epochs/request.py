@@ -47,8 +47,9 @@ async def findings(
 ) -> tuple[Finding, ...]:
     """Return the preflight findings of mode checkpoint.
 
-    Findings in `others` that concern only QEMU's own stream are left out. If nothing blocks the
-    migration, findings about what the guest and the hosts lack for this mode are added.
+    `others`: the findings of all modes. Those that concern only QEMU's own stream are left out, and
+    warnings about unproven storage become blockers. If nothing blocks the migration, findings about
+    what the guest and the hosts lack for this mode are added.
     """
     kept = tuple(_stricter(one) for one in others if one.code not in _NOT_OURS)
     guest = facts.guest

@@ -25,7 +25,7 @@ class Sampler:
     def take(
         self, now: Seconds, told: Mapping[str, Any], downtime: Seconds | None
     ) -> JobSample | None:
-        """Add the agent's status `told` as a sample. Returns None if the agent is not copying yet.
+        """Add the agent's status `told` as a sample. Returns None if the agent is not copying.
 
         `downtime`: the expected downtime of a switchover now.
         """
@@ -54,7 +54,7 @@ class Sampler:
         return sample
 
     def setup(self, began: Seconds) -> Seconds | None:
-        """Return the time from `began` to the first sample; None if there is none."""
+        """Return the time from `began` to the first sample; None if there are no samples."""
         return Seconds(self.samples[0].at - began) if self.samples else None
 
     def _left(self, told: Mapping[str, Any]) -> Bytes:
@@ -66,8 +66,10 @@ class Sampler:
 
 
 def _dirty_rate(told: Mapping[str, Any]) -> BytesPerSecond | None:
-    """Return the rate of pages changed in an epoch. A page counts once, no matter how often it was
-    written."""
+    """Return how many bytes per second the guest changed in the last epoch; None if unknown.
+
+    A page counts once per epoch, no matter how often it was written.
+    """
     last, interval = told.get("last"), told.get("interval_s")
     if not last or not interval:
         return None

@@ -23,7 +23,10 @@ def choose(
 ) -> tuple[Mode, str]:
     """Return the mode for `auto`, with the reason in words.
 
-    Of the modes that are certain to complete with about the allowed downtime, the fastest wins.
+    Of the modes that are certain to complete with about the allowed downtime, the fastest wins; of
+    modes within 10 % of its duration, the mode with the least impact and risk. If no mode is
+    certain, hybrid is used if the policy may switch to post-copy, else pre-copy.
+
     Post-copy is considered only if the policy has a rule that starts it. Waits for pages then do
     not count against the limit: the rule's author preferred these waits to a longer migration. If
     the policy may switch and both fit, hybrid wins over pre-copy, as post-copy remains a fallback.
@@ -47,8 +50,10 @@ def choose(
     total = best.shown().total
     why = f"{best.mode} takes {total.show(show_seconds)}" if total else str(best.mode)
     if len(fitting) == 1:
-        return best.mode, f"{why}; no other mode is certain to complete within the limits"
-    return best.mode, f"{why}; no mode within the limits is more than 10 % faster"
+        return best.mode, f"{why}; of the modes considered, only this is certain to keep the limits"
+    return best.mode, (
+        f"{why}; of the modes considered, none that keeps the limits is more than 10 % faster"
+    )
 
 
 def _longest(one: Forecast) -> float:
@@ -56,7 +61,10 @@ def _longest(one: Forecast) -> float:
 
 
 def _fits(one: Forecast, limit: Seconds) -> bool:
-    """Return whether the migration is certain to complete with about the allowed downtime."""
+    """Return whether the migration is certain to complete with about the allowed downtime.
+
+    For modes that may switch to post-copy early, the downtime is not compared.
+    """
     if one.converges is not True or one.total is None or one.downtime is None:
         return False
     return one.mode.may_switch_early or one.downtime.high <= _WRITES * limit + _CONTROL

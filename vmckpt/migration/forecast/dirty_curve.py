@@ -33,15 +33,20 @@ class DirtyCurve:
     """Bytes of pages that are not all zero; infinite if unknown."""
 
     def with_point(self, time: float, dirtied: float) -> "DirtyCurve":
-        """Return the curve with one more point, which replaces earlier points at about the same
-        time."""
+        """Return the curve with one more point (seconds, bytes).
+
+        The point replaces points at about the same time. A point at time 0 or below is ignored.
+        """
         if time <= 0:
             return self
         kept = [(t, u) for t, u in self.points if not 0.8 < t / time < 1.25]
         return replace(self, points=(*kept, (time, dirtied)))
 
     def within(self, time: float) -> float:
-        """Return U(time) in bytes: linear between the points, extrapolated beyond the last one."""
+        """Return U(time) in bytes: linear between the points, extrapolated beyond the last point.
+
+        A curve with a single point may start steeper. Without points, the result is 0.
+        """
         known = self._hull()
         if not known or time <= 0:
             return 0.0
@@ -68,7 +73,10 @@ class DirtyCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCourse:
-    """How pre-copy would continue from the beginning of a pass."""
+    """How pre-copy would continue from the beginning of a pass.
+
+    If pre-copy does not converge, the numbers end with the pass that shows this.
+    """
 
     converges: bool
     passes: int
@@ -83,7 +91,7 @@ class PassCourse:
 def course(
     curve: DirtyCurve, size: float, bandwidth: BytesPerSecond | float, max_downtime: Seconds
 ) -> PassCourse:
-    """Return what follows a pass of `size` bytes at `bandwidth` bytes per second.
+    """Return how pre-copy continues from a pass of `size` bytes at `bandwidth` bytes per second.
 
     As in QEMU, passes are repeated until the rest can be sent within `max_downtime`.
     """
@@ -114,8 +122,11 @@ def course(
 
 
 def saturates(points: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the measured curve has levelled off: its final slope is less than a fifth of
-    its mean slope."""
+    """Return whether the measured curve has levelled off.
+
+    Its final slope is then less than a fifth of its mean slope. False if there are fewer than two
+    points.
+    """
     if len(points) < 2:
         return False
     (t0, u0), (t1, u1) = sorted(points)[-2:]

@@ -61,7 +61,7 @@ class Range:
 
     @property
     def width(self) -> float:
-        """Half the width, as a share of the middle: 0.3 is "within 30 %"."""
+        """Half the width, as a share of the middle: 0.3 is "within 30 %"; infinite if unbounded."""
         if math.isinf(self.high):
             return math.inf
         return 0.0 if self.high <= 0 else (self.high - self.low) / (self.high + self.low)
@@ -110,7 +110,7 @@ class Facts:
     tail: tuple[tuple[float, float], ...] = ()
     """Pairs (bytes from the end of memory, how many of these are in use); empty: unknown."""
     known: bool = True
-    """Whether the bandwidth was measured; if not, it is a default."""
+    """Whether the bandwidth was measured, or is certain to reach the policy's limit."""
     link: LinkSeen | None = None
     """Throughput of the probe's own connection; None if it was not measured."""
     disks: Bytes = Bytes(0)
@@ -193,7 +193,7 @@ class Forecast:
     sent: Range | None
     """Bytes sent; None if `total` is None."""
     converges: bool | None
-    """Whether the migration completes within the policy's limits; None if uncertain."""
+    """Whether the migration completes rather than is aborted or never ends; None if uncertain."""
     switches: bool | None
     """Whether the migration completes by post-copy; None if uncertain."""
     passes: Range
@@ -201,8 +201,8 @@ class Forecast:
     """What the policy's rules would do with every fact in the middle of its range."""
     basis: tuple[str, ...]
     known: bool = True
-    """Whether the bandwidth was measured. If not, the high ends of the ranges are only defaults
-    for the choice of a mode, and are not shown."""
+    """Whether the bandwidth is known (see Facts). If not, the high ends of the ranges are only
+    defaults for the choice of a mode, and are not shown."""
 
     def shown(self) -> "Forecast":
         """Return the forecast to show to the operator: without high ends that are unknown."""
@@ -239,7 +239,7 @@ def planned_json(one: Planned) -> dict[str, Any]:
 
 
 def open_ended(span: Range | None) -> Range | None:
-    """Return the range without its high end, which is unknown."""
+    """Return the range without its high end, which is unknown; None if there is no range."""
     return None if span is None else Range(span.low, math.inf)
 
 
@@ -252,7 +252,7 @@ def _whole(span: Range) -> list[int | None]:
 
 
 def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
-    """Return the middle of all ranges first, then their corners.
+    """Return the worlds to simulate: first the middle of all ranges, then their corners.
 
     Link, guest and first pass vary independently; the minor facts vary with the link.
     """
@@ -293,7 +293,10 @@ def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
 
 
 def forecast(facts: Facts, policy: Policy, mode: Mode, guest: Guest) -> Forecast:
-    """Forecast a migration in `mode`; not AUTO, which `choose_mode.choose` resolves."""
+    """Forecast a migration in `mode`.
+
+    `mode`: not AUTO, which `choose_mode.choose` resolves, nor CHECKPOINT, which has no forecast.
+    """
     held = contract.terms(policy, mode, guest, facts.disks)
     found = [simulate(one, held) for one in worlds(facts, policy)]
     found = [replace(one, sent=one.sent + facts.disks) for one in found]
@@ -349,7 +352,7 @@ def in_words(one: Forecast) -> str:
 
 
 def curve_in_words(facts: Facts) -> str:
-    """Return the measured curve in words."""
+    """Return the last measured point of the dirtying curve in words."""
     if not facts.dirty:
         return "not measured"
     last = max(facts.dirty, key=lambda one: one.time)

@@ -45,7 +45,7 @@ def _sending(move: PastMove) -> float | None:
 
 
 def _unlimited(past: Sequence[PastMove]) -> list[float]:
-    """Return the bandwidths of moves that had no limit."""
+    """Return the reliable bandwidths of completed moves that had no limit."""
     return [
         float(one.bandwidth) for one in _completed(past)
         if one.bandwidth and one.limit is None and _sending(one) is not None
@@ -116,7 +116,8 @@ def bandwidth(
 def setup(past: Sequence[PastMove]) -> tuple[Range, str]:
     """Return the seconds from the order to the first byte, and the basis of this value in words.
 
-    The value is the time that past moves took in addition to sending.
+    The value is the time that past moves took in addition to sending; if fewer than two past moves
+    show this time, a default.
     """
     seen = sorted(
         one.total - lasted

@@ -76,7 +76,10 @@ class Links:
     async def between(
         self, source: Host, target: Host, remotes: Remotes | None
     ) -> tuple[LinkSeen | None, str | None]:
-        """Return the bandwidth between two hosts, or the reason why it is not known."""
+        """Return the bandwidth between two hosts, or the reason why the measurement failed.
+
+        Both are None if there are no ssh logins, or if the target has no address for its peers.
+        """
         pair = source.name, target.name
         async with self._pairs[pair], AsyncExitStack() as held:
             if pair not in self._seen:
@@ -141,7 +144,7 @@ async def measure(
 
 
 def _limited_by(limit: float | None, stream: Range) -> bool:
-    """Return whether a limit, in bytes per second, is below any expected bandwidth. Pure."""
+    """Return whether `limit` is at most the lowest expected bandwidth; None: no limit. Pure."""
     return limit is not None and limit <= stream.low
 
 
@@ -149,7 +152,7 @@ def worthwhile_probe(facts: Facts, policy: Policy, probe: Seconds) -> Seconds | 
     """Return how long a second measurement should take; None if it is not worthwhile. Pure.
 
     A second measurement is worthwhile if the guest may dirty much more memory during the first
-    pass than was measured. It never takes longer than the first pass.
+    pass than was measured. It takes at most as long as the first pass, and at most `probe`.
     """
     bandwidth = facts.bandwidth.at_most(policy.limits.bandwidth).middle
     first = facts.in_use.middle / bandwidth
@@ -253,7 +256,7 @@ def _written(dirty: Sequence[DirtyPoint], how: str) -> tuple[str, ...]:
 
 
 async def _counted(source: Hypervisor, guest: Guest, remotes: Remotes | None) -> tuple[Range, str]:
-    """Return the memory in use from coarser counts, and the basis of this value in words."""
+    """Return the bytes of memory in use from coarser counts, and their basis in words."""
     if remotes is not None:
         held, _ = await _try(remote.resident(remotes[0], guest), _MEMORY_LIMIT)
         if held is not None:
@@ -269,7 +272,10 @@ async def _counted(source: Hypervisor, guest: Guest, remotes: Remotes | None) ->
 async def _rated(
     source: Hypervisor, guest: Guest, probe: Seconds
 ) -> tuple[tuple[DirtyPoint, ...], str]:
-    """Return the dirtying curve from libvirt: one point, measured over one second."""
+    """Return the dirtying curve from libvirt, and its basis in words.
+
+    The curve has one point, measured over one second; none if `probe` is shorter, or libvirt fails.
+    """
     if probe < 1.0:
         return (), "writes not measured"
     point, error = await _try(dirty_rate.dirtied(source, guest, 1), Seconds(1.0 + _LATE))
@@ -281,7 +287,11 @@ async def _rated(
 async def _look_longer(
     facts: Facts, source: Hypervisor, guest: Guest, remotes: Remotes | None, longer: Seconds
 ) -> Facts:
-    """Return the facts with a second, longer measurement of the guest's writes."""
+    """Return the facts with a second, longer measurement of the guest's writes.
+
+    Without `remotes`, libvirt measures, if `longer` is at least 2 s. If the measurement fails, only
+    `basis` changes.
+    """
     found: tuple[DirtyPoint, ...] = ()
     if remotes is not None:
         known = max(one.time for one in facts.dirty)
@@ -304,7 +314,10 @@ async def _look_longer(
 
 
 async def _track_longer(facts: Facts, source: Remote, guest: Guest, longer: Seconds) -> Facts:
-    """Return the facts with a second, longer count of the pages that the guest writes."""
+    """Return the facts with a second, longer count of the pages that the guest writes.
+
+    If the count fails, only `basis` changes.
+    """
     times = [share * longer for share in _LONGER]
     limit = Seconds(longer + _LATE)
     found, error = await _try(tracked_writes.count(source, guest, times, limit), limit)

@@ -25,14 +25,14 @@ _ALL = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestForecast:
-    """The measurements of a guest, and the forecast for each mode."""
+    """The measurements of a guest, and a forecast for each mode that was considered."""
 
     facts: Facts
     forecasts: tuple[Forecast, ...]
 
     @property
     def curve(self) -> DirtyCurve:
-        """The guest's dirtying curve, in the middle of the measured range."""
+        """The guest's dirtying curve, in the middle of its range; no points if not measured."""
         return self.facts.curve(0.5) if self.facts.dirty else UNKNOWN
 
     def of(self, mode: Mode) -> Forecast | None:
@@ -62,8 +62,9 @@ async def forecast_guest(
     links: Links | None = None,
     disks: Bytes = Bytes(0),
 ) -> GuestForecast:
-    """Measure for about `probe`, then forecast the policy's mode or, with `every_mode`, all modes.
+    """Measure for about `probe`, then forecast the policy's mode.
 
+    With `every_mode`, or if the policy's mode is AUTO, all modes that are possible are forecast.
     `post_copy`: post-copy is possible. `disks`: bytes of disks that are copied before memory.
     """
     facts = await measure(*hosts, guest, policy, past, probe=probe, remotes=remotes, links=links)
@@ -100,7 +101,7 @@ def mode_of(policy: Policy, outlook: GuestForecast | None, *, post_copy: bool) -
 
 
 def score(outlook: GuestForecast, mode: Mode, ending: Ending) -> dict[str, Any] | None:
-    """Return the score of the forecast for `mode`; None if there was no forecast."""
+    """Return the score of the forecast for `mode`; None if this mode was not forecast."""
     expected = outlook.of(mode)
     if expected is None:
         return None

@@ -66,7 +66,7 @@ class World:
     unknown.
     """
     stopping: float = 0.0
-    """Seconds from a time limit until the guest is confirmed to have stayed on the source."""
+    """Seconds from an abort until the guest is confirmed to have stayed on the source."""
     slice_: float = SLICE
     zero_scan: float = 0.0
     """Seconds for scanning zero pages."""
@@ -99,7 +99,7 @@ class Simulated:
     downtime: Seconds | None
     """The downtime; None if the guest was not moved.
 
-    In post-copy, the time until it responds, not until it runs.
+    In post-copy, the time until the guest responds, not until it runs.
     """
     sent: float
     """Bytes sent."""
@@ -219,7 +219,7 @@ class _Run:
             self.now += took
 
     def _to_limit(self) -> float:
-        """Return the seconds until the time limit, which no step exceeds by much."""
+        """Return the seconds until the time limit, which no step exceeds by much; or infinity."""
         if self.terms.time_limit is None:
             return math.inf
         return max(0.01, self.track.began + self.terms.time_limit - self.now)
@@ -228,7 +228,7 @@ class _Run:
         return any(_by_time(rule.when) for rule in self.terms.policy.rules)
 
     def _count_steady(self, one: _Pass, following: float, acted: int) -> None:
-        """Count passes in which nothing changes and nothing is done."""
+        """Count consecutive passes in which nothing changes and nothing is done."""
         same = abs(following - one.size) <= 0.002 * one.size and len(self.planned) == acted
         self.steady = self.steady + 1 if same and not self._timed() else 0
 
@@ -289,7 +289,7 @@ class _Run:
         return verdict
 
     def act(self, verdict: Verdict, one: _Pass) -> Simulated | None:
-        """Apply a verdict. Returns the result if it ends the migration."""
+        """Apply a verdict. Returns the result if the verdict ends the migration, otherwise None."""
         match verdict.action:
             case SetDowntime() | LimitBandwidth():
                 return None
@@ -402,7 +402,7 @@ def simulate(world: World, terms: RunTerms, start: Start | None = None) -> Simul
 
 
 def _first(run: _Run) -> _Pass:
-    """Return the first pass: all memory in the order of its addresses."""
+    """Return the first pass, which sends all memory in use, in the order of its addresses."""
     world = run.world
     leaves = _first_leaves(world, run.terms)
     # Sockets accept their backlog immediately; its sending time is counted at the switchover.

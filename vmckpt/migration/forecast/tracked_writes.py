@@ -16,11 +16,12 @@ from vmckpt.units import Seconds
 async def count(
     remote: Remote, guest: Guest, times: Sequence[float], within: Seconds
 ) -> tuple[DirtyPoint, ...]:
-    """Return the bytes that the guest writes within each of `times` (seconds).
+    """Return how many different bytes the guest writes within each of `times` (seconds).
 
-    Uses only an agent that is installed; a forecast changes nothing on a host. After about
-    `within`, including the start of the agent, the count ends with what it has, so that nothing
-    waits for a slow start. Raises VmckptError if the writes cannot be tracked, RemoteError.
+    Uses only an agent that is installed; a forecast changes nothing on a host. The count ends about
+    `within` after the call, even if the agent starts slowly; the later of `times` may then be
+    missing. Raises VmckptError if the writes cannot be tracked; RemoteError if there is no agent,
+    or if its answer is invalid.
     """
     host, stop = remote.host, asyncio.Event()
     timer = asyncio.get_running_loop().call_later(within, stop.set)
@@ -46,9 +47,9 @@ def _parsed(points: object, memory: int) -> tuple[DirtyPoint, ...]:
     found = [(float(at), float(written)) for at, written in points]
     times = [0.0, *(at for at, _ in found)]
     if not found or not all(a < b < 3600 for a, b in pairwise(times)):
-        raise ValueError("the times do not ascend")
+        raise ValueError("expected ascending times below one hour")
     if not all(0 <= written < 2 * memory + (1 << 30) for _, written in found):
-        raise ValueError("more pages than the guest has")
+        raise ValueError("the counts exceed the guest's memory")
     return tuple(
         DirtyPoint(time=Seconds(at), dirtied=min(float(memory), written), error=0.0)
         for at, written in found

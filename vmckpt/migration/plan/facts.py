@@ -18,7 +18,7 @@ class Facts:
     source: str
     target: str
     guest: Guest | None = None
-    """The guest; None if it was not found on any host that answered."""
+    """The guest; None if the source does not have it, or does not answer."""
     source_facts: HostFacts | None = None
     source_error: str | None = None
     target_facts: HostFacts | None = None
@@ -26,29 +26,29 @@ class Facts:
     target_links: frozenset[str] | None = None
     """Bridges and interfaces of the target; None if unknown."""
     same_file: Mapping[str, bool] = field(default_factory=dict)
-    """Whether both hosts see the same file, by path of a disk's file; absent if unknown."""
+    """Whether both hosts have the same file or block device, by path; absent if unknown."""
     on_target: Mapping[str, bool] = field(default_factory=dict)
-    """Whether a required file exists on the target, by path; absent if unknown."""
+    """Whether a path that the guest may need exists on the target; absent if unknown."""
     copied: frozenset[str] = frozenset()
     """Files of disks that are copied, which need not be the same on both hosts."""
     cpu_fits: bool | None = None
     peer_login_error: str | None = None
     post_copy_error: str | None = None
-    """Why the target cannot receive a guest in post-copy; None if it can."""
+    """Why the target cannot receive a guest in post-copy; None if it can, or if unknown."""
     post_copy_asked: bool = True
     """Whether the target's support for post-copy could be queried."""
     memory_folder: str | None = None
-    """File system of the target's directory for memory files: "tmpfs", …; None if unknown."""
+    """Type of the target's file system for memory files, such as "tmpfs"; None if unknown."""
     ssh_errors: tuple[str, ...] = ()
     target_closed: str | None = None
     """Why no guest may be placed on the target; None if guests may be placed there."""
     needs: tuple[Resource, ...] = ()
     """What the guest's definition needs from its host."""
     answers: Answers = field(default_factory=dict)
-    """Whether the target has it; absent if unknown."""
+    """Whether the target has each resource, or what replaces the resource; absent if unknown."""
     blocked: tuple[str, ...] = ()
     """QEMU's reasons against migrating the guest."""
     refused: str | None = None
     """Why the target's libvirt would not start the guest; None if no reason is known."""
     checkpoints: tuple[Checkpoint, ...] = ()
-    """The guest's checkpoints by other tools."""
+    """The guest's checkpoints that other tools made, parents first."""

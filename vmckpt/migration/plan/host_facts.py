@@ -136,7 +136,10 @@ async def _or_error(call: Awaitable[T]) -> tuple[T | None, str | None]:
 async def _over_ssh(
     remotes: Remotes | None, guest: Guest, target: Host, needs: Sequence[Resource]
 ) -> _SshFacts:
-    """Check files, devices and network links of the hosts, which requires ssh."""
+    """Check all that requires ssh: files, devices, network links, logins and post-copy.
+
+    An error becomes part of the result, except HostKeyRefused, which is raised.
+    """
     if remotes is None:
         return _SshFacts(login_error=_no_host(target))
     here, there = remotes
@@ -176,9 +179,9 @@ class _Files:
     """The files and devices of a guest's disks."""
 
     compared: list[str]
-    """Files that must be the same on both hosts."""
+    """Files that are compared between the hosts."""
     devices: list[str]
-    """Block devices that must be the same on both hosts."""
+    """Block devices that are compared between the hosts."""
 
     @property
     def all(self) -> frozenset[str]:
@@ -200,9 +203,9 @@ class _Files:
 
 
 async def _same(here: Remote, there: Remote, wanted: _Files) -> dict[str, bool]:
-    """Return, for each file and block device, whether both hosts have the same under its path.
+    """Return, by path, whether both hosts have the same file or block device.
 
-    Those about which nothing is known are left out. Raises RemoteError.
+    Unknown files and devices are left out. Raises RemoteError.
     """
     files, ours, theirs = await asyncio.gather(
         probe.same_files(here, there, wanted.compared),
@@ -214,7 +217,7 @@ async def _same(here: Remote, there: Remote, wanted: _Files) -> dict[str, bool]:
 
 
 async def _peer_login(source: Remote, target: Host) -> str | None:
-    """Return why the source's libvirtd cannot log in to the target's libvirtd; None if it can."""
+    """Return why the source cannot log in to the target's libvirtd; None if no reason is known."""
     return _no_host(target) or await probe.peer_login(source, target.uri_for_peers)
 
 
@@ -229,7 +232,10 @@ def _no_host(target: Host) -> str | None:
 async def logins(
     source: Hypervisor, target: Hypervisor, given: Remotes | None = None
 ) -> AsyncIterator[Remotes | None]:
-    """Yield ssh logins to both hosts, opened on first use; None if a host has no ssh address."""
+    """Yield ssh logins to both hosts, opened on first use, or the `given` logins.
+
+    Yields None if a host has no ssh address, or if both hosts have the same name.
+    """
     if given is not None:
         yield given
         return

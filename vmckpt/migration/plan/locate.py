@@ -9,7 +9,7 @@ from vmckpt.model.guest import MEND, GuestState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestAt:
-    """A guest on one host that has the requested name or UUID."""
+    """A guest with the requested name or UUID, and the host that has it."""
 
     host: str
     uuid: str
@@ -17,7 +17,7 @@ class GuestAt:
 
 
 def one_guest(name: str, found: Sequence[GuestAt], *, to: str) -> dict[str, GuestState]:
-    """Return the states of the one guest that `name` refers to, by host.
+    """Return the states of the one guest that `name` refers to, by host; empty if not found.
 
     A different guest with that name on the target is ignored; preflight reports the conflict.
     Raises BadInput if different guests on other hosts have the name.

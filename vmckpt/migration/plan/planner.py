@@ -53,7 +53,7 @@ class Plan:
     reason: str = ""
     """Why this mode was chosen."""
     post_copy: bool = False
-    """Whether post-copy could be used between these hosts for this guest."""
+    """Whether the policy, the guest and both hosts permit post-copy."""
     tls_name: str | None = None
     copies: CopyPlan = NO_COPIES
     outlook: GuestForecast | None = None
@@ -78,7 +78,7 @@ class ForecastOptions:
     """Options of the forecast."""
 
     past: Callable[[], Awaitable[Sequence[PastMove]]]
-    """Returns past moves between these hosts, from the journal."""
+    """Returns past moves between these hosts, from the journal, latest first."""
     probe: Seconds | None = None
     """How long the guest's writes may be measured; None: as set in the policy, and not at all if
     the policy's mode leaves nothing to decide."""
@@ -144,9 +144,9 @@ async def make(
     `forced`: the policy that the operator requested; None: `select` chooses a policy. `ahead`:
     options of the forecast; None: no forecast.
 
-    Raises InventoryError if source and target are one host with two names; PolicyError if no policy
-    can be chosen; BadInput if disks are to be copied and the storage pool does not exist, or a host
-    has no ssh login.
+    Raises InventoryError if source and target are, or may be, one host with two names; PolicyError
+    if no policy can be chosen; BadInput if disks are to be copied and the storage pool cannot be
+    used, or a host has no ssh login; HostKeyRefused.
     """
     facts, tls_facts = await asyncio.gather(
         gather(source, target, name, remotes), _certificates(remotes)
@@ -207,7 +207,7 @@ async def make(
 
 
 async def _require_two_hosts(facts: Facts, source: Hypervisor, target: Hypervisor) -> None:
-    """Check that the two names are not one host, before anything else is reported about it."""
+    """Check that source and target are not one host with two names. Raises InventoryError."""
     here, there = facts.source_facts, facts.target_facts
     if here is None or there is None or here.uuid != there.uuid or facts.source == facts.target:
         return
@@ -260,7 +260,7 @@ async def _certificates(remotes: Remotes | None) -> TlsFacts:
 def _tls(
     policy: Policy, source: Hypervisor, target: Hypervisor, facts: TlsFacts
 ) -> TlsVerdict | None:
-    """Check TLS between the hosts. Returns None if the stream is not to be encrypted."""
+    """Check TLS between the hosts. Returns None if the policy turns encryption off."""
     wanted = policy.transport.tls
     if wanted is Tls.OFF:
         return None
@@ -332,7 +332,10 @@ async def _copies(
 
 
 def conflicts(policy: Policy, facts: Facts, copies: CopyPlan) -> tuple[Conflict, ...]:
-    """Return the demands of the policy that these hosts cannot meet for this guest."""
+    """Return the demands of the policy that these hosts cannot meet for this guest.
+
+    Empty if the guest or the facts about a host are unknown.
+    """
     guest, here, there = facts.guest, facts.source_facts, facts.target_facts
     if guest is None or here is None or there is None:
         return ()
@@ -409,7 +412,10 @@ def _as_findings(found: Sequence[Conflict], guest: str) -> tuple[Finding, ...]:
 
 
 async def order(plan: Plan, source: Hypervisor) -> MoveOrder:
-    """Return the migration order to pass to libvirt. The plan must not be blocked."""
+    """Return the migration order to pass to libvirt. The plan must not be blocked.
+
+    Raises HypervisorError if disks are copied and the guest's definition cannot be read.
+    """
     assert plan.policy is not None
     assert plan.facts.guest is not None
     guest = plan.facts.guest

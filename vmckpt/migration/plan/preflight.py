@@ -25,7 +25,7 @@ _RUN = {
     # It still has its QEMU process, which does not continue before a reset.
     GuestState.CRASHED: "to restart it, run virsh reset {name} and virsh resume {name} on {host}",
 }
-"""What makes a guest run, by its state; `_START` otherwise."""
+"""How to make a guest run, by its state; `_START` for all other states."""
 
 
 def check_move(facts: Facts) -> tuple[Finding, ...]:
@@ -152,7 +152,7 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
 
 
 def _unmigratable(facts: Facts, guest: Guest) -> Iterator[Finding]:
-    """Report why libvirt or QEMU refuses to migrate the guest to any host."""
+    """Report why no host can receive the guest, and checkpoints that libvirt does not migrate."""
     for refusal in guest.refusals:
         yield blocker(refusal.code, guest.name, refusal.what, refusal.hint)
     # QEMU's own words are shown only if they say more than the findings above.
@@ -268,11 +268,11 @@ def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
 
 
 def _platform(facts: Facts, guest: Guest, target: HostFacts) -> Iterator[Finding]:
-    """Check that the target runs guests of this architecture and machine type."""
+    """Check that the target has the guest's architecture, accelerator and machine type."""
     if target.platforms and guest.arch and guest.arch not in {arch for arch, _ in target.platforms}:
         yield blocker(
             "architecture", facts.target, f"QEMU there cannot run {guest.arch} guests",
-            f"choose an {guest.arch} host with --to",
+            f"choose a host for {guest.arch} guests with --to",
         )  # fmt: skip
     elif not target.runs(guest.arch, guest.accelerator):
         yield blocker(

@@ -16,7 +16,10 @@ _MAY_BE_EMPTY = ("file", "block")
 
 
 def storage_proven(facts: Facts) -> bool:
-    """Return whether every writable disk is confirmed to be the same on both hosts."""
+    """Return whether every writable disk is confirmed to be the same on both hosts.
+
+    Disks of type "network" count as the same. False if the guest is unknown.
+    """
     if facts.guest is None:
         return False
     written = [
@@ -122,7 +125,7 @@ _PROVE = {
     "file": "in the inventory, add ssh logins that can write to the disk's directory",
     "block": "compare the devices' WWNs or UUIDs: run lsblk -o NAME,WWN,UUID on both hosts",
 }
-"""What shows whether both hosts have the same disk, by libvirt's type of the disk."""
+"""How to find out whether both hosts have the same disk, by libvirt's type of the disk."""
 
 
 def _unproven(guest: Guest, disk: Disk, what: str) -> Finding:

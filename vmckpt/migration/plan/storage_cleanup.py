@@ -39,7 +39,11 @@ def meant(copies: CopyPlan) -> dict[str, Any]:
 async def after_crash(
     intent: Mapping[str, Any], source: str, remotes: Remotes | None
 ) -> tuple[str, ...]:
-    """Carry out the part of a step's intent that is still possible. Returns warnings, as lines."""
+    """Allocate the new images after the controller died; no old image is removed.
+
+    `intent`: from the step that created the images. `source`: name of the host. Returns warnings,
+    one per line.
+    """
     room = dict(intent.get("room", {}))
     if remotes is None:
         lines = [f"{path} on the target might not be fully allocated" for path in room]
@@ -65,7 +69,8 @@ async def marks(
 ) -> dict[str, str]:
     """Identify the images that are to be removed, before the move. Returns their marks, by path.
 
-    A mark that starts with `images.UNFIT` is the reason why an image cannot be removed.
+    A mark that starts with `images.UNFIT` is the reason why an image cannot be removed. The result
+    is empty if the policy keeps old images.
 
     `nvram`: the file with the firmware variables of a guest that moves while it `runs`. The
     variables themselves move with the guest's memory. If each host has its own file, the source's

@@ -1,6 +1,7 @@
 """Copying disks that the hosts do not share: which disks, to where, and what prevents a copy.
 
-`wanted` and `plan` decide and are pure; `plan_copies` fetches their input; the other functions act.
+`wanted`, `path_on_target` and `plan` decide and are pure; `wish_of` and `plan_copies` fetch their
+input; `prepare`, `remove` and `unmade` act.
 
 libvirt copies disks over NBD into existing images, before it sends memory. libvirt creates no
 images outside its pools, and would overwrite any file with the image's name. QEMU 7.2 preserves
@@ -47,7 +48,8 @@ def wanted(
 ) -> tuple[Drive, ...]:
     """Return the drives to copy: those named in `wish`, else all drives known not to be shared.
 
-    Firmware variables that are not shared are always copied.
+    Firmware variables that are not shared are always copied. Read-only drives and drives without a
+    path are never copied.
     """
     written = [drive for drive in drives if drive.path is not None and not drive.read_only]
     apart = tuple(drive for drive in written if same_file.get(drive.path or "") is False)
@@ -68,7 +70,8 @@ def path_on_target(drive: Drive, wish: CopyOptions) -> str:
 async def wish_of(overrides: Storage, target: Hypervisor) -> CopyOptions:
     """Return the copy options of a policy.
 
-    Raises BadInput or HypervisorError if the target does not have the policy's storage pool.
+    Raises BadInput if the policy's storage pool cannot be used on the target; HypervisorError if
+    libvirt fails.
     """
     return CopyOptions(
         full=overrides.copy is CopyKind.FULL, disks=overrides.disks,
@@ -92,8 +95,8 @@ def plan(
 
     `source`, `target`: host names. `images`: each image by its path on the source, or the reason
     why the image could not be read. `places`: the locations of the new images, by path on the
-    target. `chains`: backing files of each disk, by name, the first one first; a disk whose chain
-    is not known is not copied above it.
+    target. `chains`: backing files of each disk, by name, from the top down; a disk that has a
+    backing file, but no chain here, is not copied.
     """
     chosen = wanted(drives, same_file, wish)
     findings = [*_overrides(source, drives, same_file, wish)]
@@ -124,7 +127,10 @@ def _base(
     image: Image | str | None, chain: Sequence[str], same_file: Mapping[str, bool],
     wish: CopyOptions,
 ) -> tuple[str, str] | None:  # fmt: skip
-    """Return path and format of an image's backing file if the target has the complete chain."""
+    """Return path and format of the backing file that the copy uses on the target.
+
+    None if a full copy is made, or if the target is not known to have the same complete chain.
+    """
     if not isinstance(image, Image) or image.backing_format not in FORMATS or wish.full:
         return None
     same = bool(chain) and all(same_file.get(path) is True for path in chain)
@@ -204,8 +210,8 @@ def _drive(
     elif image.backing is not None and base is None:
         yield blocker(
             "disk-backing", source,
-            f"{what} has backing file {image.backing}, which is not copied, and is not known to be"
-            " the same on both hosts",
+            f"{what} has backing file {image.backing}, which is not copied; only a thin copy can"
+            " use it on the target, if both hosts are known to have the same file",
             # A commit would write to the backing file, which may be that of other guests.
             "make it a complete image, which does not need the backing file:"
             f" virsh blockpull GUEST {drive.name} --wait",
@@ -225,7 +231,7 @@ def _drive(
 def _image(
     source: str, drive: Drive, image: Image, wish: CopyOptions, base: tuple[str, str] | None
 ) -> Iterator[Finding]:
-    """Yield what the operator should know about a drive that is copied."""
+    """Yield the findings about a drive that is copied."""
     after = (
         "is removed after the guest has arrived" if wish.remove else "is kept but no longer used"
     )
@@ -392,7 +398,7 @@ async def prepare(target: Remote, copies: CopyPlan, suffix: str) -> Made:
 
 
 async def remove(target: Remote, made: Made) -> tuple[str, ...]:
-    """Remove the images that `prepare` created. The guest must be known to run on the source.
+    """Remove the images that `prepare` created. The guest must be known to stay on the source.
 
     Returns the images that could not be removed, each with the reason. Raises RemoteError.
     """

@@ -30,7 +30,10 @@ class TargetAnswers:
 
 
 async def ask_libvirt(target: Hypervisor, source: SourceAnswers) -> TargetAnswers:
-    """Ask the target's libvirt. What it does not answer is left out."""
+    """Ask the target's libvirt for the guest's resources, and whether it would start the guest.
+
+    Unknown answers are left out.
+    """
     if not source.xml:
         return TargetAnswers()  # the source did not answer, or the guest is off
     try:
@@ -43,13 +46,13 @@ async def ask_libvirt(target: Hypervisor, source: SourceAnswers) -> TargetAnswer
 
 
 def paths(needs: Sequence[Resource]) -> frozenset[str]:
-    """Return the paths that must exist on the target, or that replace one that must."""
+    """Return the paths that the guest needs on the target, and files that replace a resource."""
     own = {one.name for one in needs if one.kind in PATHS}
     return frozenset(own | {one.unless for one in needs if one.unless is not None})
 
 
 async def probe(target: Remote, needs: Sequence[Resource]) -> TargetProbe | None:
-    """Probe the target over ssh, if the guest needs anything that only this shows.
+    """Probe the target over ssh if the guest needs anything that only a probe shows, else None.
 
     Raises RemoteError or HostKeyRefused.
     """
@@ -83,7 +86,10 @@ def combine(
 
 
 def _probed(wanted: Resource, probed: TargetProbe, memory: Bytes) -> bool | None:
-    """Return whether the target has an address, a free port or enough huge pages."""
+    """Return whether the target has an address, a free port or enough huge pages.
+
+    None if this is unknown.
+    """
     match wanted.kind:
         case Kind.ADDRESS:
             return _has_address(wanted.name, probed)

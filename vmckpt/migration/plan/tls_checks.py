@@ -24,9 +24,9 @@ class TlsVerdict:
     """Whether a stream can be encrypted, as far as is known before the migration starts."""
 
     name: str | None
-    """The name in the target's certificate, for `MoveOrder.tls_name`; None: no encryption."""
+    """The value for `MoveOrder.tls_name`; None: no encryption."""
     findings: tuple[Finding, ...]
-    """Blockers if the stream must be encrypted; otherwise the reasons why it is not."""
+    """Reasons why the stream cannot be encrypted, and facts that could not be checked."""
 
 
 def names_of(host: Host, hostname: str | None) -> tuple[str, ...]:
@@ -142,7 +142,10 @@ def _valid(host: str, path: str, pem: str, now: datetime) -> Iterator[Finding]:
 def _signed(
     source: str, target: str, at_source: QemuCertificates, at_target: QemuCertificates
 ) -> Iterator[Finding]:
-    """Check that each side trusts the authority that issued the other side's certificate."""
+    """Check that the source trusts the issuer of the target's certificate.
+
+    If the target verifies clients, also check that the target trusts the source's issuer.
+    """
     pairs = [(target, at_target, SERVER, source, at_source)]
     if at_target.verifies_clients:
         pairs.append((source, at_source, CLIENT, target, at_target))

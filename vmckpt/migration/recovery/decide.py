@@ -170,7 +170,8 @@ def decide(
     the intent to pause the guest for the migration. `elsewhere`: other hosts that have a process of
     the guest, because an operator moved it by hand. `may_have_run`: the target received the entire
     guest, and the guest may have run there before its process disappeared. `sent_all`: the source
-    may have sent the entire guest; this matters only if the guest is running there.
+    may have sent the entire guest; this matters only if the guest is running on the source
+    and the target does not answer.
     """
     here, there = host_view(source), host_view(target)
     if here is HostView.PAUSED and paused_by_us:

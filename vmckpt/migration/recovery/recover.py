@@ -119,7 +119,7 @@ class Recovery:
         self.here = Hypervisor(setting.source)
         self.there = Hypervisor(setting.target)
         self.remotes: Remotes | None = None
-        """ssh logins to both hosts, opened on entry; None if a host has no ssh address."""
+        """ssh logins to both hosts; None before entry, or if a host has no ssh address."""
         self.ending: Ending | None = None
         """How the migration ended after it was adopted; None if it was not adopted."""
         self._setting = setting
@@ -142,8 +142,10 @@ class Recovery:
 
     @property
     def policy(self) -> Policy:
-        """The policy under which the migration began, with overrides applied; the default policy
-        if it is unknown."""
+        """The policy under which the migration began, with overrides applied.
+
+        The default policy if the policy is unknown. Invalid overrides are ignored.
+        """
         operation, shelf = self.left.operation, self._setting.policies
         known = {policy.name: policy for policy in shelf}
         policy = known.get(operation.policy or "") or select.by_name(shelf, select.DEFAULT)
@@ -190,7 +192,7 @@ class Recovery:
         Hosts that do not answer are left out, and so are other names of the job's hosts. The guest
         can be on another host only if an operator moved it by hand, because this job's lock
         prevents a move by another vmckpt process. Raises InventoryError if it is unknown whether
-        the host is another one.
+        a host that has the guest is one of the job's hosts.
         """
 
         async def has(host: Host) -> bool:
@@ -235,9 +237,10 @@ class Recovery:
     async def decide(self) -> RecoveryDecision:
         """Determine the state of the migration and what to do about it.
 
-        An outcome counts only if both hosts report it twice in a row. Inconsistent answers, and
-        answers that also occur briefly during a transition, count only once they have stayed the
-        same for `PATIENCE`. Raises InventoryError if the source and the target are one host.
+        An outcome counts only if two queries in a row show it. Inconsistent answers, and answers
+        that also occur briefly during a transition, count only once they have stayed the same for
+        `PATIENCE`. Raises InventoryError if two names are, or may be, one host; BadInput if the
+        order in the journal is invalid.
         """
         if not self.uuid or (not self.left.steps and self.left.order is None):
             return recovery_decide.NEVER  # nothing was done to any host yet
@@ -248,7 +251,7 @@ class Recovery:
         return verdict
 
     async def _steady(self) -> RecoveryDecision:
-        """Query both hosts until the decision stays the same."""
+        """Query both hosts until the decision stays the same. Returns `ODD` if it does not."""
         began = since = _now()
         last: RecoveryDecision | None = None
         while True:
@@ -397,7 +400,8 @@ class _Doing:
     async def _terms(self, *, in_two_parts: bool) -> RunTerms:
         """Return the terms that the first controller used; the time limit starts again.
 
-        `in_two_parts`: a post-copy has begun.
+        If the source no longer has the guest, or the mode is post-copy, only the time to recover
+        applies. `in_two_parts`: a post-copy has begun.
         """
         policy, mode = self._recovery.policy, self._recovery.mode
         if in_two_parts:
@@ -427,7 +431,7 @@ class _Doing:
                 raise AssertionError("the engine carries out these actions")
 
     async def _undo(self) -> None:
-        """Undo the migration: restore QEMU's limits for the guest, and remove created objects."""
+        """Restore QEMU's limits, remove new images, and undefine a guest that the move defined."""
         source, target = await self._recovery.presences()
         limits = self._left.open(Step.LIMITS)
         if limits is not None and source.state is not None and source.state.is_active:
@@ -484,7 +488,7 @@ async def resume(
     """Take over as the job's controller and resume its post-copy. Returns the report.
 
     Raises BadInput if there is nothing to resume: the journal has no order, or the guest is not in
-    post-copy.
+    post-copy. Also raises the errors of `Recovery.decide` and `Recovery.carry_out`.
     """
     async with Recovery(setting, left) as recovery:
         verdict = await recovery.decide()

@@ -12,11 +12,13 @@ class Step(StrEnum):
     IMAGES = "make-images"
     """Create empty images on the target for the disks to be copied."""
     LIMITS = "set-limits"
-    """Set QEMU's limits. The intent has {"max_downtime_ms": the value before the migration}."""
+    """Set QEMU's limits. The intent has "max_downtime_ms", the downtime limit before the migration,
+    and "throttle", whether QEMU may throttle the guest from the start."""
     MOVE = "move"
-    """Start the migration in libvirt. The intent has the order without the guest's definitions."""
+    """Start the migration in libvirt. The intent has the order without the guest's definitions, and
+    the facts that recovery needs."""
     DRIVER = "driver"
-    """Give the order again, with the controller as the driver."""
+    """Give the order again, with the controller's libvirt client as the driver."""
     THROTTLE = "throttle"
     """Set how far QEMU may throttle the guest."""
     BANDWIDTH = "bandwidth"

@@ -41,6 +41,7 @@ class LimitBandwidth:
     """Limit the bandwidth, before and after the switch. Only an operator can request this."""
 
     bandwidth: BytesPerSecond | None
+    """The limit; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

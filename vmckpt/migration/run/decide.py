@@ -4,7 +4,8 @@
 
 1. after the switch to post-copy: nothing; `postcopy_recovery` handles a broken stream
 2. the operator's request to stop
-3. once the guest is paused: nothing, since stopping would make the pause pointless
+3. once the guest is paused: nothing, since stopping would make the pause pointless; if no data
+   moves for 10 s, the migration is aborted
 4. the time limit: the migration is aborted and the guest stays on the source
 5. mode post-copy: the switch, as soon as memory is being sent, so that each page is sent once
 6. the policy's rules, in order. Each rule acts once, `raise_downtime` once per pass. A refused
@@ -145,7 +146,10 @@ def decide(
 def _ends(
     terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds, operator_stops: bool
 ) -> tuple[Abort, str, str] | None:
-    """Return action, rule and reason if the migration must be stopped regardless of the rules."""
+    """Return action, rule and reason if the migration must be stopped regardless of the rules.
+
+    None if it need not be stopped.
+    """
     if operator_stops:
         return Abort(Stop.OPERATOR), "operator", "the operator stopped the migration"
     begun = track.last is not None and track.last.iteration > 0
@@ -237,8 +241,8 @@ def _act(
 def excess(track: PassHistory, done: AppliedActions) -> float | None:
     """Return how much more data is sent by completing pre-copy than by switching now.
 
-    As a fraction of the first pass; None before the second pass, infinite if pre-copy does not
-    converge.
+    As a fraction of the first pass; infinite if pre-copy does not converge; None before the second
+    pass, or if the bandwidth is unknown.
     """
     if len(track.passes) < 2 or not track.bandwidth:
         return None

@@ -133,7 +133,7 @@ class Migration:
         curve: DirtyCurve = progress.UNKNOWN,
         observe: bool = False,
     ) -> None:
-        """`curve`: measured before the migration. `observe`: make decisions, but do not act."""
+        """`curve`: measured before the migration. `observe`: only report decisions."""
         self._migrations = migrations
         self._actuator = Actuator(migrations)
         self._terms = terms
@@ -156,7 +156,7 @@ class Migration:
         )
 
     async def run(self, order: MoveOrder) -> Ending:
-        """Migrate. Returns once the outcome is known; after `PATIENCE` it is reported as unknown.
+        """Migrate. Returns the result once the outcome is known, or still unknown after `PATIENCE`.
 
         Raises HypervisorError if the limits cannot be set; JournalError or LeaseLost from the
         journal.
@@ -231,7 +231,11 @@ class Migration:
         return await self._ending(order, gone)
 
     async def _attend(self, order: MoveOrder) -> HypervisorError | None:
-        """Give the order and monitor the job until libvirt's call returns. Returns its error."""
+        """Give the order and monitor the job until libvirt's call returns.
+
+        Returns the call's error; None if the call succeeded. If the operator must decide, or aborts
+        have no effect, returns an error without waiting for the call any longer.
+        """
         move = asyncio.create_task(self._migrations.migrate(order), name="move")
         while not move.done():
             await self._turn(call_runs=True)
@@ -425,7 +429,10 @@ class Migration:
         return JobPhase.POST_COPY_PAUSED if self._mending.broken else JobPhase.POST_COPY
 
     async def _outcome(self) -> Outcome:
-        """Query both hosts until the outcome is known. An abort can still take effect meanwhile."""
+        """Query both hosts until the outcome is known, or `PATIENCE` has passed without a job.
+
+        An abort can still take effect meanwhile.
+        """
         self._tell.enter(JobPhase.CLEANUP)
         give_up = _now() + PATIENCE
         while True:

@@ -31,7 +31,7 @@ class StepLog(Protocol):
         """Answer a request. `ok`: whether it was carried out; `text`: the answer."""
 
     async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
-        """Record what is about to be done to the guest. Raises JournalError, LeaseLost."""
+        """Record what is about to be done to the guest. Raises JournalError or LeaseLost."""
 
     async def refused(self, step: str) -> None:
         """Record that the last step of this name was not carried out."""
@@ -86,7 +86,7 @@ def _refusal(
     if kind is RequestKind.POSTCOPY and not terms.post_copy:
         return f"this migration cannot switch to post-copy: it was started in mode {terms.mode}"
     if kind in (RequestKind.POSTCOPY, RequestKind.PAUSE) and not moves:
-        return "no memory is being sent yet; try again in a second"
+        return "no memory is being sent now; try again in a second"
     if kind is RequestKind.PAUSE and done.paused:
         return "the guest is already paused"
     return None

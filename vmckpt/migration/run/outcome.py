@@ -16,14 +16,15 @@ _WHY = {
 def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outcome | None:
     """Return a migration's outcome from what both hosts report; None: query the hosts again.
 
-    The result of libvirt's call is not used: a failed or interrupted call does not show where the
-    guest is running.
+    `stopped`: why the engine aborted the migration; None if it did not. The result of
+    libvirt's call is not used: a failed or interrupted call does not show where the guest is
+    running.
 
     | source              | target       | outcome                                          |
     |---------------------|--------------|--------------------------------------------------|
     | gone or shut off    | runs, or was | completed                                        |
     |                     | paused there |                                                  |
-    | runs, no job        | gone or off  | cancelled, timed out or failed: guest never left |
+    | runs, no job        | gone or off  | cancelled, timed out, not converged or failed    |
     | runs, never stopped | unreachable  | the same: the target cannot have the full guest  |
     | gone or shut off    | gone or off  | shut off during the migration, or right after it |
     | in post-copy        | gone or off  | lost: the target had part of the guest's memory  |

@@ -70,7 +70,10 @@ Step = Wait | Resume | Ask
 
 
 def backoff(attempts: int) -> Seconds:
-    """Return the wait, in seconds, before the next attempt after `attempts` attempts."""
+    """Return the wait, in seconds, after an attempt to resume.
+
+    `attempts`: number of attempts before this attempt.
+    """
     return Seconds(min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(attempts, 10)))
 
 
@@ -140,7 +143,7 @@ class PostcopyRecovery:
     async def may_resume(self, target: Presence, now: Seconds) -> bool:
         """Return whether to resume now, after libvirt's call ended with an error.
 
-        Frees the target's end of the stream first.
+        If so, the target's end of the stream has been freed.
         """
         given_up = await self._migrations.is_postcopy_paused()
         if given_up and self._broken_since is None:

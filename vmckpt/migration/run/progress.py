@@ -55,7 +55,7 @@ class PassHistory:
         return self.passes[-1].number if self.passes else 0
 
     def sent_in(self, index: int) -> int:
-        """Return the bytes sent by the pass at this index of `passes`."""
+        """Return the bytes sent by the pass at this index of `passes`, at least 1."""
         if index + 1 < len(self.passes):
             until = self.passes[index + 1].sent_before
         else:
@@ -74,8 +74,10 @@ class PassHistory:
 
     @property
     def downtime(self) -> Seconds | None:
-        """The downtime if the guest were paused at the end of this pass; None before the second
-        pass."""
+        """The downtime if the guest were paused at the end of this pass.
+
+        None before the second pass, or if the bandwidth is unknown.
+        """
         if len(self.passes) < 2 or not self.bandwidth:
             return None
         following = self.curve.within(self.passes[-1].size / self.bandwidth)
@@ -95,7 +97,8 @@ class PassHistory:
     def stalled_for(self, now: Seconds, stall: Stall) -> Seconds:
         """Return how long there has been no progress; 0 while there is progress.
 
-        Passes are compared by their size at the start, since the rest always falls within a pass.
+        Also 0 until `stall.window` has passed since the best pass began. Passes are compared by
+        their size at the start, since the rest always falls within a pass.
         """
         best = self.best(stall.margin)
         if best is None or best is self.passes[-1] or now - best.began < stall.window:
@@ -282,7 +285,7 @@ class ProgressTracker:
         return estimate([*began, sample], max_downtime)
 
     def until_next(self) -> Seconds:
-        """Return the usual interval, or less if the current pass ends sooner."""
+        """Return the time until the next sample; less than usual if the pass ends sooner."""
         last = self.track.last
         if last is None or last.phase is not JobPhase.PRE_COPY or not last.bandwidth:
             return INTERVAL

@@ -3,15 +3,17 @@
 In the first pass, waiting shortens post-copy at first and costs nothing, since each page is still
 sent once. The longer pre-copy lasts, the more of the pages that it has sent are written again. From
 some moment on, so much of the bandwidth is wasted that waiting costs more than it saves: for a
-guest that keeps rewriting most of its memory, soon after the start. If a guest rewrites little,
-the first pass ends before, and the rest is compared with the passes that pre-copy still needs.
+guest that keeps rewriting most of its memory, soon after the start. If a guest rewrites little, the
+first pass ends before that moment, and the rest is compared with the passes that pre-copy still
+needs.
 
 The cost of a moment is the sum of three times, each with its weight from the policy:
 
 - the time until the migration ends
 - the time in post-copy
 - the lost work: how long the guest waits for pages that it writes and the target does not have, or
-  is paused in the switchover of pre-copy. Pages that it only reads are unknown and not counted.
+  is paused in the switchover of pre-copy. Pages that the guest only reads are unknown and not
+  counted.
 """
 
 from collections.abc import Iterator
@@ -37,7 +39,7 @@ class PassNow:
     size: float
     """Bytes that were to be sent when the pass began."""
     left: float
-    """Bytes of these that are left."""
+    """How many of these bytes are left."""
     elapsed: Seconds
     """Time since the pass began."""
 
