@@ -64,7 +64,7 @@ class MigrationReport:
     mode: Mode | None = None
     """The chosen mode; None if the guest was not found."""
     switched: Seconds | None = None
-    """When the switch to post-copy was ordered; None if it was not."""
+    """When the switch to post-copy was ordered; None if it was not ordered."""
     switchover: Seconds | None = None
     """How long the guest was paused for post-copy, by libvirt's events; None if unknown. libvirt's
     statistics do not have it."""
@@ -77,7 +77,7 @@ class MigrationReport:
     limit: BytesPerSecond | None = None
     """Bandwidth limit at the start; None if there was none."""
     left_behind: tuple[str, ...] = ()
-    """Images of copied disks that are still on the source."""
+    """Images of copied disks that are still on the source of a completed migration."""
     removed: tuple[str, ...] = ()
     """Images that were removed from the source after the guest arrived."""
     stays: tuple[str, ...] = ()

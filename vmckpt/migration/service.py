@@ -115,7 +115,7 @@ class Attempts:
         return replace(await carry_out(plan, self._context), job=recorder.id, attempts=number)
 
     async def _own(self, guest: Guest) -> None:
-        """Lock the guest for this operation. Raises GuestLocked, HostUnreachable.
+        """Lock the guest. Raises GuestLocked, HostUnreachable, LeaseLost or JournalError.
 
         Preflight checked the guest without a lease: another controller may have moved it since.
         """
@@ -160,7 +160,7 @@ def should_retry(told: MigrationReport, policy: Policy, number: int) -> bool:
     """Return whether to try again after attempt `number`, counted from 1.
 
     True only if the policy permits it, the guest kept running on the source, and libvirt did not
-    refuse the migration, which it would do again.
+    refuse the migration, as a second attempt would be refused, too.
     """
     wanted = policy.on_failure is OnFailure.RETRY and number <= policy.retries.times
     return wanted and told.outcome is Outcome.FAILED and told.refused is None
@@ -324,7 +324,11 @@ class MigrationCommand:
         return made
 
     async def run(self, opening: "asyncio.Task[Recorder]") -> MigrationReport:
-        """Plan and migrate; retry after a failure if the policy allows it."""
+        """Plan and migrate; retry after a failure if the policy allows it. Returns the report.
+
+        `opening`: a task that begins the operation in the journal. Raises the errors of `plan` and
+        of `Attempts.run`.
+        """
         try:
             plan = await self.plan()
         except BaseException as exc:

@@ -1,4 +1,4 @@
-"""Forecast a migration as ranges, and record what these are based on. Pure.
+"""Forecast a migration as ranges, and record the basis of the ranges. Pure.
 
 Every fact is a range. The migration is simulated (`simulator`) at the corners of all ranges, where
 each fact has its best or worst value, and once in the middle. The forecast is the hull of the

@@ -63,7 +63,7 @@ class _Memory:
 
 
 class Links:
-    """Bandwidths between hosts. Each pair of hosts is measured once.
+    """Bandwidths between hosts. Each pair of source and target is measured once.
 
     No host takes part in two measurements at once: each would see only half of the bandwidth.
     """
@@ -105,8 +105,9 @@ async def measure(
     A fact that could not be measured becomes a wider range, with the reason in `basis`.
 
     `probe`: how long the guest's writes may be measured; 0: not at all. `past`: moves between
-    these hosts, latest first. `remotes`: ssh logins to both hosts, or None. `links`: link
-    measurements that are shared with other calls.
+    these hosts, latest first. `remotes`: ssh logins to both hosts; None: libvirt measures the
+    guest, and the link is not measured. `links`: link measurements that are shared with other
+    calls.
     """
     (link, link_error), memory = await asyncio.gather(
         (links or Links()).between(source.host, target.host, remotes),

@@ -41,7 +41,7 @@ class Facts:
     """Type of the target's file system for memory files, such as "tmpfs"; None if unknown."""
     ssh_errors: tuple[str, ...] = ()
     target_closed: str | None = None
-    """Why no guest may be placed on the target; None if guests may be placed there."""
+    """Why no guest may be placed on the target; None if no reason is known."""
     needs: tuple[Resource, ...] = ()
     """What the guest's definition needs from its host."""
     answers: Answers = field(default_factory=dict)

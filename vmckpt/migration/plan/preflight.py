@@ -159,7 +159,7 @@ def _unmigratable(facts: Facts, guest: Guest) -> Iterator[Finding]:
     explained = len(guest.host_devices) + sum(one.by_qemu for one in guest.refusals)
     if len(facts.blocked) > explained:
         yield blocker(
-            "qemu-blocks", guest.name, f"QEMU cannot migrate it now: {'; '.join(facts.blocked)}",
+            "qemu-blocks", guest.name, f"QEMU cannot migrate the guest: {'; '.join(facts.blocked)}",
             "detach the device, or unmount the shared directory in the guest",
         )  # fmt: skip
     if facts.checkpoints:

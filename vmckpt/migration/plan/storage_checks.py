@@ -90,7 +90,7 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
 
 
 def _reported(facts: Facts, disk: Disk) -> bool:
-    """Return whether the disk need not be the same, or whether another finding reports its lack."""
+    """Return whether the disk need not be the same, or whether another finding covers it."""
     return disk.read_only or any(
         one.device == f"disk {disk.target}"
         and one.kind in (Kind.POOL, Kind.VOLUME)

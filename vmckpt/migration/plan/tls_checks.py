@@ -117,7 +117,7 @@ def _missing(
 
 
 def _read(pem: str) -> list[x509.Certificate]:
-    """Return the certificates in a PEM file, the host's own first; empty if there are none."""
+    """Return the certificates in PEM text, the host's own first; empty if the text is invalid."""
     try:
         return x509.load_pem_x509_certificates(pem.encode())
     except ValueError:

@@ -81,7 +81,7 @@ class OpenSteps:
 
     @property
     def order(self) -> MoveOrder | None:
-        """The order that libvirt may have received; None if no order was sent.
+        """The order that libvirt may have received; None if the journal has no order.
 
         Raises BadInput if the order in the journal is invalid.
         """
@@ -292,8 +292,8 @@ class Recovery:
     ) -> Settled:
         """Carry out the verdict as this operation's controller.
 
-        Raises LeaseLost if another controller takes over meanwhile. After HypervisorError or
-        RemoteError the operation must be recovered again.
+        Returns what was done. Raises LeaseLost if another controller takes over meanwhile. After
+        HypervisorError, RemoteError or JournalError, the operation must be recovered again.
         """
         return await _Doing(self, verdict, recorder, caller).run()
 
@@ -454,7 +454,7 @@ class _Doing:
             self._warnings.append(f"the guest may still be defined on the target: {exc}")
 
     async def _finish(self) -> None:
-        """Do the work that libvirt leaves to vmckpt after the guest has arrived."""
+        """Complete a migration whose guest has arrived: autostart, old definition, new images."""
         order = self._left.order
         if order is not None:
             await Actuator(self._migrations).arrived(order, self._warnings.append)

@@ -34,7 +34,7 @@ class Actuator:
     ) -> None:
         """Set QEMU's downtime limit, and how far QEMU may throttle the guest.
 
-        Raises HypervisorError after restoring the settings.
+        `throttle`: None: unchanged. Raises HypervisorError after restoring the settings.
         """
         self._usual = await self._migrations.max_downtime()
         try:
@@ -79,7 +79,10 @@ class Actuator:
             await _tried(self._migrations.set_max_downtime(self._usual), warn, "the downtime limit")
 
     async def arrived(self, order: MoveOrder, warn: Callable[[str], None]) -> None:
-        """Do the work that libvirt leaves to vmckpt after arrival. Warns about failures."""
+        """Set autostart on the target, and undefine the guest on the source, if `order` says so.
+
+        Call this after the guest has arrived. Failures become warnings.
+        """
         try:
             if order.autostart:
                 await self._migrations.set_autostart()

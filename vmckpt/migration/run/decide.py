@@ -63,9 +63,9 @@ class RunTerms:
 
     policy: Policy
     mode: Mode
-    """Never AUTO: the mode was chosen from the forecast."""
+    """Never AUTO, which the plan replaces with another mode."""
     memory: Bytes
-    """Memory of the guest."""
+    """Memory of the guest; 0 for a resumed post-copy."""
     post_copy: bool
     """Whether the migration was started with post-copy enabled."""
     time_limit: Seconds | None
@@ -81,7 +81,7 @@ class AppliedActions:
     max_downtime: Seconds
     fired: frozenset[str] = field(default_factory=frozenset)
     raised_in: int = 0
-    """The pass in which the downtime limit was last raised."""
+    """The pass in which the downtime limit was last raised; 0: never."""
     waits: str | None = None
     """The rule that has been waiting for a good moment to switch since `waits_since`, or None."""
     waits_since: Seconds = Seconds(0.0)

@@ -110,7 +110,7 @@ class Ending:
     switched: Seconds | None = None
     """When the switch to post-copy was ordered; None if it was never ordered."""
     switchover: Seconds | None = None
-    """How long the guest was paused for post-copy; None if unknown, or if it was not switched."""
+    """How long the guest was paused for post-copy; None if unknown, or if there was no switch."""
 
 
 def _refused(error: HypervisorError | None) -> FailureSide | None:
@@ -202,7 +202,7 @@ class Migration:
     async def resume(self, order: MoveOrder) -> Ending:
         """Resume a post-copy that broke under another controller, with its original `order`.
 
-        Returns the result.
+        Returns the result. Raises JournalError or LeaseLost.
         """
         if not self._progress.samples:
             self._progress.begin(_now())
@@ -214,7 +214,7 @@ class Migration:
     async def adopt(self, order: MoveOrder) -> Ending:
         """Take over a migration that libvirt drives and whose controller is gone.
 
-        Returns the result.
+        Returns the result. Raises JournalError or LeaseLost.
         """
         self._progress.join(_now())
         self._tell.decide("take over the migration", "the previous controller is gone", "recover")
@@ -457,7 +457,7 @@ class Migration:
             await asyncio.sleep(INTERVAL)
 
     async def _settled(self, outcome: Outcome, order: MoveOrder) -> JobTotals | None:
-        """Clean up after the migration. Returns the final statistics if it completed."""
+        """Clean up after the migration. Returns the final statistics; None if there are none."""
         if outcome is Outcome.COMPLETED:
             if self._stopped is not None:
                 self._tell.warn("the migration completed before it could be stopped")

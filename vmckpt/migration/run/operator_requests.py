@@ -25,7 +25,7 @@ class StepLog(Protocol):
     """Requests from other terminals, and the journal of a migration's steps."""
 
     def take_requests(self) -> list[Request]:
-        """Return new requests since the last call; each must be answered."""
+        """Return new requests since the last call; each must be answered. Raises LeaseLost."""
 
     def answer(self, request: Request, *, ok: bool, text: str) -> None:
         """Answer a request. `ok`: whether it was carried out; `text`: the answer."""
@@ -34,7 +34,10 @@ class StepLog(Protocol):
         """Record what is about to be done to the guest. Raises JournalError or LeaseLost."""
 
     async def refused(self, step: str) -> None:
-        """Record that the last step of this name was not carried out."""
+        """Record that the last step of this name was not carried out.
+
+        Raises LeaseLost.
+        """
 
 
 def resolve_request(

@@ -49,7 +49,11 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing: data is moving, TCP is retrying, or it is too early for the next attempt."""
+    """Do nothing.
+
+    Data is moving, TCP is retrying, the target does not answer, or it is too early for the next
+    attempt.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class PostcopyRecovery:
     def look(self, track: PassHistory, now: Seconds, *, call_runs: bool) -> None:
         """Check, at every sample after the switch, whether data is moving.
 
-        `call_runs`: see State.
+        While libvirt's call runs (`call_runs`), also check whether the time to recover has passed.
         """
         silent = track.silent_for(now)
         if self._broken_since is None and silent >= SILENCE:

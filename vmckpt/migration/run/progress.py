@@ -174,7 +174,7 @@ class _Pass:
 
 
 def estimate(samples: Sequence[JobSample], max_downtime: Seconds) -> Estimate:
-    """Return an estimate of the remaining time, as of the last sample."""
+    """Return an estimate of the remaining time, as of the last sample; unknown fields are None."""
     if not samples or (now := samples[-1]).bandwidth <= 0:
         return Estimate(low=None, high=None, converging=None)
     rest = Seconds(now.remaining / now.bandwidth)
