@@ -72,7 +72,7 @@ class Client:
     # Looking
 
     async def hosts(self) -> Sequence[results.Host]:
-        """Return all hosts; for a host that does not answer, with the error."""
+        """Return all hosts. The `error` of a host says why it does not answer."""
         views, _ = await fleet.hosts(self._inventory)
         return [convert.host(one.host, one.facts, one.error) for one in views]
 
@@ -80,7 +80,8 @@ class Client:
         """Return the guests of all hosts.
 
         `partly`: ignore hosts that do not answer. Raises HostUnreachable if a host does not answer,
-        unless `partly`, and TwoCopies if a guest is running on two hosts.
+        unless `partly`; TwoCopies if a guest is running on two hosts; InventoryError if two hosts
+        with the same guest may be one host.
         """
         listing = await fleet.listing(self._inventory)
         if twice := await fleet.copies(self._inventory, listing.found):
@@ -105,8 +106,8 @@ class Client:
     ) -> Sequence[results.Snapshot]:
         """Return the snapshots of a store, the oldest first; unreadable snapshots come last.
 
-        `guest`: only of this guest, by name or UUID. `store`: its name in the inventory; None: the
-        first store. Raises InventoryError, StoreError.
+        `guest`: a name or UUID; snapshots known to be of other guests are omitted. `store`: its
+        name in the inventory; None: the first store. Raises InventoryError, StoreError.
         """
         found = await snapshot_store.listed(self._inventory, store, guest)
         return [convert.snapshot(one) for one in found]
@@ -145,9 +146,9 @@ class Client:
         """Move a running guest to another host, under its policy. Returns when it has arrived.
 
         `policy`: name of a policy instead of the guest's. `mode`, `bandwidth` (bytes per second),
-        `max_downtime` and `timeout` (seconds) override the policy. Raises Blocked if the guest
-        cannot be moved, MigrationFailed if it stayed on its host, PostcopyPaused, OutcomeUnknown,
-        and the errors of `plan`.
+        `max_downtime` and `timeout` (seconds) override the policy. Raises BadInput if an override
+        is out of range, Blocked if the guest cannot be moved, MigrationFailed if it stayed on its
+        host, PostcopyPaused, OutcomeUnknown, and the errors of `plan`.
         """
         if bandwidth is not None and bandwidth < MIB:
             raise BadInput("bandwidth must be at least 1 MiB/s", hint="libvirt's unit is MiB/s")
@@ -178,7 +179,8 @@ class Client:
     ) -> results.EvacuationPlan:
         """Return what `evacuate` would do.
 
-        `to`: possible targets; None: all other hosts. Raises InventoryError, PolicyError.
+        `to`: possible targets; None: all other hosts. Raises BadInput if `host` is in `to`,
+        InventoryError, PolicyError, HypervisorError if the host does not answer.
         """
         order = _evacuate(host, to)
 
@@ -203,7 +205,7 @@ class Client:
         `why`: a reason, shown by vmckpt maintenance list. `partly`: start even if some guests
         cannot be moved. Guests that are still on the host at the end are in the result. If the task
         is cancelled, no more moves begin, and running moves are completed. Raises Blocked if a
-        guest cannot be moved and not `partly`, and the errors of `plan_evacuation`.
+        guest cannot be moved and not `partly`, GuestLocked, and the errors of `plan_evacuation`.
         """
         order = _evacuate(host, to)
 
@@ -225,9 +227,9 @@ class Client:
     ) -> results.CreatedSnapshot:
         """Take a snapshot of a guest.
 
-        `name`: its name; None: the current time. `store`: a store of the inventory; None: the first
-        one. `memory`: whether memory is captured too. Raises BadInput, GuestLocked, CaptureFailed,
-        StoreError, RemoteError.
+        `name`: the snapshot's name; None: the current time. `store`: a store of the inventory;
+        None: the first store. `memory`: whether memory is captured too. Raises BadInput,
+        HostUnreachable, GuestLocked, CaptureFailed, StoreError, RemoteError.
         """
         request = TakeRequest(guest=guest, name=name, memory=memory)
 
@@ -254,8 +256,8 @@ class Client:
         destroy the guest if it is running, and overwrite its disks. `paused`: do not resume it.
         `store`: the store's name in the inventory; None: the first store that has the snapshot.
         `identity`: file with a private key that opens an encrypted snapshot; the key must not be
-        protected by a passphrase. Raises NotInStore, KeyRefused, StoreError, Blocked, GuestLocked,
-        RemoteError.
+        protected by a passphrase. Raises BadInput, NotInStore, KeyRefused, StoreError, Blocked,
+        GuestLocked, RemoteError.
         """
         request = RestoreRequest(snapshot=snapshot, fork=fork, end_running=replace, paused=paused)
         key = None if identity is None else stores.load_identity(Path(identity), None)
@@ -281,10 +283,10 @@ class Client:
     ) -> results.Protected:
         """Keep a standby of a running guest on another host. Returns when the standby is ready.
 
-        `reverse`: after a failover, use the former host. `automatic`: whether the standby takes
-        over without an operator; `interval`: seconds between epochs; None: as in the policy. Raises
-        Blocked if the guest cannot be protected, BadInput, GuestLocked, HostUnreachable,
-        RemoteError.
+        `to`: the other host; may be None with `reverse`. `reverse`: after a failover, use the
+        former host. `automatic`: whether the standby takes over without an operator; `interval`:
+        seconds between epochs; None: as in the policy. Raises Blocked if the guest cannot be
+        protected, BadInput, GuestLocked, HostUnreachable, RemoteError.
         """
         wishes: dict[str, Any] = {}
         if automatic is not None:

@@ -168,7 +168,7 @@ class Evacuation:
     job: str | None
     moves: tuple[Move, ...]
     remaining: tuple[Remaining, ...]
-    """Guests that are still on the host. If it is empty, the host can be switched off."""
+    """Guests that are still on the host. If there are none, the host can be switched off."""
     unprotected: tuple[str, ...]
     """Guests of other hosts that have lost their standby on this host."""
     took: float

@@ -29,8 +29,8 @@ async def boot(
     `words`: the snapshots' IDs or names; empty: the newest snapshot with memory of every guest.
     `on`: name of the host; None: the host that took the snapshot. `folder`: directory for the test
     guests' images. `watch`: how long each test guest must run, in seconds. Returns the results.
-    Raises BadInput if a snapshot contains no memory, Cancelled, and the errors of restoring a
-    snapshot.
+    Raises ReadOnly, BadInput if a snapshot contains no memory, Cancelled, and the errors of
+    restoring a snapshot.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()

@@ -70,7 +70,10 @@ class Source(Protocol):
         """Return the status of each protection, by job; see app.protection.job_status."""
 
     async def snapshots(self) -> Sequence[SnapshotNow]:
-        """Return the snapshots of all stores, store by store, the oldest snapshot first."""
+        """Return the snapshots of all stores, store by store, the oldest snapshot first.
+
+        A store that cannot be read has a single entry, with the reason.
+        """
 
     async def close(self) -> None: ...
 
@@ -108,7 +111,7 @@ class Live:
             await asyncio.to_thread(self._journal.close)
 
     async def fleet(self) -> FleetNow:
-        """Poll the hosts. For a slow host, return the last known state instead of waiting."""
+        """Poll the hosts. For a host that does not answer in time, returns the last known state."""
         first = not self._asking
         now = time.monotonic()
         for name in self._glancers:
@@ -128,9 +131,9 @@ class Live:
         return FleetNow(at=time.time(), hosts=hosts, guests=guests, copies=self._copies(guests))
 
     async def _without_second_names(self, found: Sequence[_Look]) -> list[_Look]:
-        """Return the hosts with an error instead of guests for each second name of a host.
+        """Return `found`, with an error instead of the guests for each second name of a host.
 
-        Only hosts that seem to run the same guest are compared, each pair of them once.
+        Only hosts that seem to run the same guest are compared, until the result is known.
         """
         guests = [guest for _, told in found for guest in told]
         for twice in two_copies((one.host, one) for one in guests):

@@ -68,8 +68,8 @@ class Emptying:
         """Carry out the plan; see service.begin.
 
         A host to be evacuated enters maintenance before the first move; a host to be repopulated
-        leaves maintenance. Raises ReadOnly, and GuestLocked, Blocked or Cancelled if no move has
-        begun, and JournalError.
+        leaves maintenance. Raises ReadOnly; GuestLocked, Blocked or Cancelled if no move has begun;
+        JournalError, PolicyError, InventoryError.
         """
         self._inventory.may_act()
         task, new = plan.task, False
@@ -100,8 +100,8 @@ class Emptying:
 def _emptied(host: str) -> bool:
     """Return whether another controller is evacuating the host.
 
-    The other controller may have started between our check and our request for the lease, and may
-    have found the host already in maintenance.
+    The other controller may have started between this controller's check and its request for the
+    lease, and may have found the host already in maintenance. Raises JournalError.
     """
     with jobs.open_journal() as journal:
         held = journal.holder(host_resource(host))
@@ -109,7 +109,7 @@ def _emptied(host: str) -> bool:
 
 
 async def put_in_order(controller: Controller) -> None:
-    """Recover the jobs of dead controllers, before a plan is made."""
+    """Recover the jobs of dead controllers, before a plan is made. Raises ReadOnly."""
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     inventory.may_act()
     await recovering.recover_before(inventory, policies, caller)
@@ -183,7 +183,7 @@ def _list(told: Mapping[str, Any] | None, key: str) -> Sequence[Mapping[str, Any
 
 
 def maintained() -> Sequence[Held]:
-    """Return the hosts in maintenance, sorted by name."""
+    """Return the hosts in maintenance, sorted by name. Raises JournalError."""
     found = maintenance.held()
     return [found[name] for name in sorted(found)]
 

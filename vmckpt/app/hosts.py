@@ -73,8 +73,7 @@ def _controller(inventory: Inventory) -> ControllerReady:
 async def guest_readiness(controller: Controller, guest: str, *, live: bool = False) -> Readiness:
     """Determine what a guest lacks for snapshots and replication; see snapshot.prepare.readiness.
 
-    Raises BadInput if no host has the guest, HostUnreachable if the guest may be on a host that
-    does not answer, and the errors of snapshot.prepare.readiness.
+    Raises InventoryError, and the errors of `fleet.find` and snapshot.prepare.readiness.
     """
     inventory = controller.inventory
     host = fleet.host_of(inventory, guest, await fleet.guests(inventory))
@@ -99,9 +98,8 @@ async def make_ready(controller: Controller, guest: str, *, live: bool = False) 
 
 
 async def _with_lease_store(inventory: Inventory, found: Readiness) -> Readiness:
-    """Return `found` with the finding on the lease store, which must be ready before a guest is
-    replicated.
-    """
+    """Return `found`, with the finding on the lease store if there is one: the lease store must be
+    ready before a guest is replicated."""
     if inventory.lease is None:
         return found
     seen = await asyncio.to_thread(replicas.examine, inventory.lease)

@@ -66,7 +66,7 @@ async def migrate(controller: Controller, request: MigrateRequest) -> MigrationR
 async def _put_in_order_and_find(controller: Controller, request: MigrateRequest) -> Setting:
     """Recover the jobs of dead controllers, and find the guest at the same time.
 
-    The guest is searched for again if recovery changed anything.
+    The guest is searched for again if recovery changed anything. A dry run recovers nothing.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if request.dry_run:
@@ -111,11 +111,11 @@ async def _setting(controller: Controller, request: MigrateRequest) -> Setting:
 
 
 async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
-    """Finish or undo every orphaned job.
+    """Finish or undo every orphaned job, and check the jobs that are delegated to the agents.
 
     A migration that is still running in libvirt is monitored until it ends; `caller.stop` stops
     only the monitoring. `dry_run`: report without changing anything. Returns each job with its
-    result.
+    result. Raises ReadOnly, JournalError.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not dry_run:

@@ -83,7 +83,7 @@ class Monitor:
     async def _lasting_work(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work`, and warn if a bug stops it.
 
-        Without the warning, its metrics would silently stop changing.
+        Without the warning, the metrics that `work` updates would silently stop changing.
         """
         try:
             await work()

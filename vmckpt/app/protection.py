@@ -170,14 +170,20 @@ async def failover(
 
 
 async def test(controller: Controller, guest: str) -> TestedFailover:
-    """Start a test failover of a guest; see protection.test_failover.begin."""
+    """Start a test failover of a guest; see protection.test_failover.begin.
+
+    Raises ReadOnly, BadInput if the guest is not protected, and the errors of that function.
+    """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     return await test_failover.begin(active.of(inventory, guest), caller)
 
 
 async def end_test(controller: Controller, guest: str) -> TestedFailover:
-    """End a guest's test failover; see protection.test_failover.end."""
+    """End a guest's test failover; see protection.test_failover.end.
+
+    Raises ReadOnly, BadInput if the guest is not protected, and the errors of that function.
+    """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     return await test_failover.end(active.of(inventory, guest), caller)
@@ -202,7 +208,7 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
 
 
 def _watch_is_kept() -> bool:
-    """Return whether a live service runs the failure detector."""
+    """Return whether a service runs the failure detector, and is not known to be dead."""
     with jobs.open_journal(read_only=True) as journal:
         holder = journal.holder(leases.lease_of(leases.VIGIL))
         return holder is not None and jobs.attended(journal, holder) is not False

@@ -64,7 +64,7 @@ class Rolled:
     host: str
     emptied: Report
     filled: Report | None
-    """The report of moving guests back; None if no guest had to be moved back."""
+    """The report of the repopulation; None if no guest had to be moved back or started again."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -82,9 +82,10 @@ async def roll(
 ) -> list[Rolled]:  # fmt: skip
     """Maintain hosts one after the other; the first failure ends the run.
 
-    A host that fails after its evacuation stays in maintenance. `show` is called with each plan;
-    `abort` cancels migrations in progress. Returns a result for each host. Raises ReadOnly,
-    BadInput, Blocked, GuestsRemaining, HookFailed, RemoteError, Cancelled.
+    A host stays in maintenance if the command fails, or the host is not healthy afterwards. `show`
+    is called with each plan; `abort` cancels migrations in progress. Returns a result for each
+    host. Raises ReadOnly, BadInput, Blocked, GuestsRemaining, HookFailed, RemoteError, Cancelled,
+    and the errors of Emptying.plan and Emptying.carry_out.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -106,7 +107,7 @@ async def roll(
 
 
 def _free(hosts: Sequence[str], why: str) -> None:
-    """Check that no host is in maintenance for another reason. Raises Blocked.
+    """Check that no host is in maintenance for another reason or operator. Raises Blocked.
 
     Guests must not be moved back to a host that is in maintenance for another reason.
     """

@@ -60,7 +60,7 @@ def opened_anywhere(
     """Open a snapshot in the named store, or in the first store that has it if `name` is None.
 
     If `name` is None, data that the store has lost is read from the other stores. Raises
-    NotInStore, StoreError, BadInput.
+    NotInStore, StoreError, KeyRefused, BadInput.
     """
     places = list(inventory.stores.values()) or [inventory.store()]
     if name is not None:
@@ -73,7 +73,10 @@ def opened_anywhere(
 
 
 def opened_in(place_: StorePlace, word: str, identity: Identity | None) -> Opened:
-    """Open a snapshot that a trusted writer signed. Raises NotInStore, StoreError, BadInput."""
+    """Open a snapshot that a trusted writer signed.
+
+    Raises NotInStore, StoreError, KeyRefused, BadInput.
+    """
     store = open_place(place_)
     trusted = keyring().trusted()
     id_ = catalog.find(store, word)
@@ -137,7 +140,7 @@ def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Publi
         except StoreError as exc:
             if len(places) < 2:
                 raise
-            there.append(f"{place.name} does not answer ({exc.message})")
+            there.append(f"{place.name} cannot be read ({exc.message})")
             continue
         standing = rules.standing(told).get(id_)
         if standing is not None and standing.whole:

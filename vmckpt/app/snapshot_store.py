@@ -50,7 +50,7 @@ _LOCAL_TIME = Path("/etc/localtime")
 
 
 def open_store(inventory: Inventory, name: str | None) -> Store:
-    """Open a store of the inventory, the first one if `name` is None.
+    """Open a store of the inventory; the first store if `name` is None.
 
     Raises InventoryError, NotInStore, StoreNewer, StoreError.
     """
@@ -79,7 +79,7 @@ class SnapshotRow:
     wrong: str | None
     """Why the snapshot cannot be read; None if it can be read."""
     group: GroupCompleteness | None = None
-    """The snapshot's group, and how many members of the group the store has."""
+    """The snapshot's group, and how many members of the group the store has; None: no group."""
     verdict: VerifySummary = UNKNOWN
     """Verification results of the snapshot."""
 
@@ -89,7 +89,8 @@ async def listed(
 ) -> Sequence[SnapshotRow]:
     """List the snapshots of a store, the oldest first; unreadable snapshots come last.
 
-    `guest`: list only snapshots of this guest, by name or UUID. Raises InventoryError, StoreError.
+    `guest`: name or UUID; snapshots known to be of other guests are omitted. Raises InventoryError,
+    NotInStore, StoreError, BadInput.
     """
     return await asyncio.to_thread(listing, inventory, store, guest)
 
@@ -234,7 +235,8 @@ def verify(
     """Verify snapshots, or a complete store if `words` is empty; record the results in the store.
 
     Damage is reported in the result, not raised. If `store` is None, the store in which the first
-    snapshot is found is used. In a read-only inventory, the results are not recorded.
+    snapshot is found is used. In a read-only inventory, the results are not recorded. Raises
+    NotInStore, StoreError, KeyRefused, BadInput.
     """
     if store is None and words:
         opened = located(inventory, None, words[0]).store
@@ -361,7 +363,7 @@ def prune(
 
 
 def local_zone() -> tzinfo:
-    """Return this machine's time zone, with daylight saving time; UTC if none is configured."""
+    """Return this machine's time zone, with daylight saving time; UTC if it cannot be read."""
     named = os.environ.get("TZ", "").lstrip(":")
     path = _LOCAL_TIME
     if named.startswith("/"):
@@ -508,8 +510,8 @@ def import_salt(path: Path, passphrase: keys_identity.Passphrase | None) -> str:
 def heirs(drop: str | None) -> tuple[Named, ...]:
     """Return the administrators whose keys open the snapshots after a rotation.
 
-    `drop`: name of the key to remove. Raises KeyRefused if there is no such key, or if it is the
-    last key.
+    `drop`: name of the key to remove, if any. Raises KeyRefused if there is no such key, or if no
+    key would be left.
     """
     admins = keyring().admins()
     if drop is not None and drop not in {one.name for one in admins}:
@@ -561,7 +563,7 @@ def opened(
     """Open a snapshot of a trusted writer for browsing, until the block ends.
 
     The snapshot is searched for in the named store, or in all stores if `store` is None. Raises
-    NotInStore, StoreError, BadInput.
+    NotInStore, StoreError, KeyRefused, BadInput.
     """
     found = located(inventory, store, snapshot)
     trusted = keyring().trusted()

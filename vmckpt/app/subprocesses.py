@@ -1,6 +1,6 @@
 """Start vmckpt's own commands, each as a process that outlives this one.
 
-The dashboard runs the same commands that people type. A migration started from the dashboard
+The dashboard runs the same commands that operators type. A migration started from the dashboard
 continues when the dashboard is closed or its terminal is lost.
 """
 

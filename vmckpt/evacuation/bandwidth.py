@@ -185,7 +185,7 @@ class Streams:
         self._last: dict[str, JobSample] = {}
 
     def heard(self, name: str, sample: JobSample) -> None:
-        """Take a sample into account if the guest is still running on the source."""
+        """Record a sample of a pre-copy pass; samples of other phases are ignored."""
         if sample.phase is JobPhase.PRE_COPY and sample.iteration:
             self._first.setdefault(name, sample)
             self._last[name] = sample
@@ -196,7 +196,11 @@ class Streams:
         self._last.pop(name, None)
 
     def carry(self) -> dict[str, BytesPerSecond]:
-        """Return each stream's average bandwidth; streams that are too new are omitted."""
+        """Return each stream's average bandwidth, by guest name.
+
+        Streams that were measured for less than a second, or have sent nothing since their first
+        sample, are omitted.
+        """
         found = {}
         for name, last in self._last.items():
             first = self._first[name]

@@ -37,7 +37,8 @@ _SELDOM = 10.0
 _LOST = Seconds(300.0)
 """The run gives up on a host that does not answer for this long while no guest is moving."""
 _LOOKS = 12
-"""Number of consecutive queries without a change after which waiting guests are given up."""
+"""Number of consecutive queries without a change after which waiting guests are given up; also the
+maximum number of queries until the run's host first answers."""
 
 
 class Run:
@@ -82,7 +83,7 @@ class Run:
         """Carry out the run.
 
         `plan`: a plan that was just made; None: the current state determines the moves. Raises
-        Blocked, Cancelled.
+        Blocked or Cancelled if the host does not answer at first, and the errors of World.look.
         """
         self._plan = plan
         try:
@@ -164,7 +165,10 @@ class Run:
         )
 
     async def _replan(self) -> None:
-        """Assign new targets to all waiting guests, based on the current state."""
+        """Assign new targets to all waiting guests, based on the current state.
+
+        If the run's host does not answer, the targets stay as they are.
+        """
         seen = await self._look()
         if self._task.host in seen.silent:
             if self._silent_since is None:
@@ -325,9 +329,9 @@ class Run:
         return f"moved in {show_seconds(moved.took)}{pause}; {done} of {of}"
 
     async def _stop_others(self) -> None:
-        """Shut down and suspend the guests whose policy requires this.
+        """Shut down and suspend the guests whose policy requires this, unless the run is stopped.
 
-        It comes last, to keep their downtime short.
+        These guests come last, to keep their downtime short.
         """
         if self._seen is None or self._stop.is_set():
             return

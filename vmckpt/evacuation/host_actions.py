@@ -235,8 +235,8 @@ class Site:
     async def _protect(self, known: Known, target: str) -> Moved:
         """Replace a standby, whose guest runs elsewhere, with a standby on `target`.
 
-        A failure is attributed to the target only if the error's `host` is the target: the guest's
-        host or the old backup may be the cause.
+        A failure is attributed to the target only if the blocker or the error names the target: the
+        guest's host or the old backup may be the cause.
         """
         orders, began = self._orders, time.monotonic()
         another = await asyncio.to_thread(planner.another, orders.scope, known, target)
@@ -285,7 +285,7 @@ class Site:
         return self._streams.carry()
 
     async def _resolved(self, found: MigrationReport) -> MigrationReport:
-        """Return the report; an unknown outcome is replaced by the outcome that recovery finds."""
+        """Return the report; an unknown outcome is replaced if recovery finds the outcome."""
         if found.outcome is not Outcome.UNKNOWN or found.job is None:
             return found
         outcome = await self._orders.resolve(found.job)

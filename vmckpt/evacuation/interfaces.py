@@ -133,7 +133,7 @@ class Moved:
     """Why the move failed; empty if it succeeded."""
     blame: FailureSide = FailureSide.TARGET
     final: str = ""
-    """What the operator must do if the move is not to be retried; empty if it may be retried."""
+    """A hint or note for the operator if a failed move is not to be retried; otherwise empty."""
     job: str | None = None
     took: Seconds = Seconds(0.0)
     downtime: Seconds | None = None
@@ -155,8 +155,8 @@ class World(Protocol):
         """Return the moving guests that are expected to arrive within seconds, by name."""
 
     def streams(self) -> Mapping[str, BytesPerSecond]:
-        """Return each running move's average bandwidth so far, by guest name; moves that have not
-        reported yet are omitted."""
+        """Return each running move's average bandwidth so far, by guest name; moves without enough
+        measurements are omitted."""
 
     async def stop(self, known: Known) -> str | None:
         """Shut a guest down, or suspend it. Returns why that failed; None if it succeeded."""
@@ -179,7 +179,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveEnd:
-    """The result of a run."""
+    """The result of a run's moves, shutdowns and suspensions."""
 
     arrived: tuple[Arrived, ...]
     shut_down: tuple[str, ...]

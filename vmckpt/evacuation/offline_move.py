@@ -53,7 +53,7 @@ class Ends:
 
 
 async def check_move(known: Known, ends: Ends, links: Links) -> Checked:
-    """Check a move. Returns its findings, the bytes to be sent, and the expected duration."""
+    """Check a move. Returns its findings and, if the link was measured, the expected duration."""
     try:
         found = await plan_copies(known, ends)
     except VmckptError as exc:
@@ -137,8 +137,9 @@ async def move(
 ) -> tuple[str, ...]:
     """Move a guest that is off. Returns warnings that do not prevent its start on the target.
 
-    Raises HypervisorError, RemoteError or Cancelled if the guest is still on its source and nothing
-    is left on the target; OutcomeUnknown if both hosts must be checked; JournalError; LeaseLost.
+    Raises HypervisorError, RemoteError, BadInput or Cancelled if the guest is still on its source:
+    images that remain on the target stay recorded, for undo_left. Raises OutcomeUnknown if both
+    hosts must be checked; JournalError; LeaseLost.
     """
     found = await plan_copies(known, ends)
     if against := preflight.blockers(found.findings):
@@ -309,8 +310,8 @@ async def _settle(
 ) -> tuple[StepState, list[str]]:
     """Settle one step.
 
-    `here`, `there`: the source and the target. Returns its state and messages. Raises
-    HypervisorError, RemoteError.
+    `here`, `there`: the source and the target. Returns the step's new state and messages about
+    images that stay. Raises HypervisorError, RemoteError.
     """
     source, target, uuid = here.host.name, there.host.name, str(step.intent["uuid"])
     before = await domains.presence(here, uuid)

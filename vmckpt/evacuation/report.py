@@ -26,7 +26,7 @@ class Bare:
     guest: str
     uuid: str
     hint: str
-    """The command that protects the guest again."""
+    """The command, or the two commands, that protect the guest again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ def ordered(
 
 
 def detour(capacity: CapacityModel, waiting: Sequence[Move]) -> Move | None:
-    """Find a temporary move that lets another move begin, if no move is running or can begin.
+    """Find a temporary move that lets another move begin when no move is running or can begin.
 
     Returns the move of the smallest suitable guest; None if no single move helps. `capacity` is
     unchanged afterwards.

@@ -38,7 +38,7 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
     """Carry out a plan. Returns the report.
 
     Raises GuestLocked if another operation holds a lock on the host, Blocked if the host does not
-    answer, Cancelled if nothing was done, JournalError, PolicyError, ReadOnly.
+    answer, Cancelled if nothing was done, JournalError, PolicyError, InventoryError, ReadOnly.
     """
     task, caller = orders.task, orders.caller
     told, policy = plan.as_json(), orders.scope.run(task)
@@ -66,7 +66,10 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
 
 
 async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: Recorder) -> Report:
-    """Carry out a run that has begun. Without a plan, the current state determines the moves."""
+    """Carry out a run that has begun. Without a plan, the current state determines the moves.
+
+    Raises Blocked or Cancelled if no guest was moved, JournalError, PolicyError, InventoryError.
+    """
     task, caller = orders.task, orders.caller
 
     def tell(event: Decided) -> None:
@@ -138,7 +141,7 @@ def noted(job: str, stay: Container[str]) -> Noted:
 
 
 def in_force(operation: Operation, policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """Return the policies, with the requested policy as it was when the operation began."""
+    """Return the policies; a policy that was requested, as it was when the operation began."""
     name = operation.policy or "policy"
     try:
         asked = parse.parse(operation.detail[POLICY] or "", Path(name))

@@ -197,7 +197,7 @@ def failed(course: RunState, guest: str, failure: Failed, patience: RetryLimits)
 
 
 def given_up(course: RunState, guest: str, why: str, hint: str) -> RunState:
-    """Return the state after a move has failed that is not to be retried."""
+    """Return the state after a failed move that is not to be retried."""
     left = Unplaced(tenant=_under(course, guest).move.tenant, why=why, hint=hint)
     return replace(course, running=_without(course, guest), left=(*course.left, left))
 
@@ -397,9 +397,10 @@ def _one_for_each_on_trial(course: RunState, ready: Sequence[Move]) -> list[Move
 
 
 def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> float:
-    """Return the earliest time to retry a guest.
+    """Return the earliest time to retry a guest; 0 if its move has not failed yet.
 
-    The time is earlier if none of the guest's failed moves was to the target of `move`.
+    The wait is shorter if the last target was at fault, and none of the guest's failed moves was to
+    the target of `move`.
     """
     if not failures:
         return 0.0

@@ -41,7 +41,8 @@ class Task:
     start: frozenset[str] = frozenset()
     """UUIDs of guests that are to be started on the host again."""
     policy: str | None = None
-    """Name of the policy for all guests and for the run; None: each guest's own policy."""
+    """Name of the policy for all guests and for the run; None: each guest's own policy, and policy
+    `maintenance` for the run."""
 
     def __post_init__(self) -> None:
         if self.host in (self.to or ()):
@@ -81,7 +82,7 @@ class Task:
         )  # fmt: skip
 
     def to_stop(self, seen: FleetView) -> frozenset[str]:
-        """Return the guests that are to be shut down or suspended instead of moved."""
+        """Return the names of the guests that are to be shut down or suspended instead of moved."""
         if self.kind is not Kind.EVACUATE:
             return frozenset()
         return frozenset(

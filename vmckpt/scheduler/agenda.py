@@ -107,7 +107,7 @@ class Scene:
     zone: tzinfo
     orders: Sequence[Order]
     shelves: Mapping[str, Shelf | None]
-    """The snapshots in each store, by the store's name; None if the store does not answer."""
+    """The snapshots in each store, by the store's name; None if the store cannot be read."""
     taken: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """When this service last took a snapshot for each order, by Order.key. Times are from the
     service's own clock: the clock of a host may differ."""
@@ -221,7 +221,7 @@ def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], GuestPlace
     if not order.place.active:
         return Row(order=order, last=last, due=None, why="the guest is shut off")
     if shelf is None:
-        return Row(order=order, last=last, due=None, why=f"store {order.store} does not answer")
+        return Row(order=order, last=last, due=None, why=f"store {order.store} cannot be read")
     due = calendar.due(order.when, last, scene.now, scene.zone)
     key = CreateSnapshot.key_of(order.place.uuid, order.schedule.name)
     if order.schedule.group:

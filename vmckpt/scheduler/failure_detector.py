@@ -39,8 +39,8 @@ class FailureDetector:
     _not_before: dict[str, float] = field(default_factory=dict)
     _said: dict[str, str] = field(default_factory=dict)
     _hosts: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """A lock for each primary host, so that failovers run one at a time: the first powers the host
-    off, and the next ones find it off."""
+    """A lock for each primary host, so that its failovers run one at a time: the first powers the
+    host off, and the later failovers find it off."""
 
     async def keep(self) -> None:
         """Check all protections that have no live controller, until cancelled.

@@ -66,7 +66,7 @@ class CopySnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneSnapshots:
-    """Delete the snapshots of a schedule that no retention rule keeps."""
+    """Delete a guest's snapshots of one schedule that no retention rule keeps."""
 
     what: ClassVar[str] = "prune"
     store: str

@@ -57,7 +57,7 @@ _REST = Seconds(0.5)
 """Minimum time between two checks."""
 _MEND = Seconds(30.0)
 _FEW = 3
-"""Number of hosts that are reported one by one when they stop to answer."""
+"""Maximum number of hosts that are reported one by one when they stop or resume answering."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Told:
     """An event that a service reports."""
 
     event: str
-    """Kind of event: "started", "took", "copied", …, "failed" or "stopped"."""
+    """Kind of event, such as "started", "took", "copied", "failed" or "stopped"."""
     text: str
     at: float = field(default_factory=time.time)
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -219,7 +219,7 @@ class Service:
         try:
             shelf = await asyncio.to_thread(self._setting.hands.shelves.look, name)
         except (StoreError, OSError) as exc:
-            self._say_once(f"store {name}", f"store {name} does not answer: {exc}")
+            self._say_once(f"store {name}", f"store {name} cannot be read: {exc}")
             return None
         self._answers_again(f"store {name}")
         return shelf

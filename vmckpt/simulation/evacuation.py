@@ -62,7 +62,7 @@ class AttemptOutcome:
     """See `Luck.most`."""
 
     def real(self, move: Move) -> Move:
-        """Return the move with the amount of data that it actually sends."""
+        """Return the move with its actual amount of data and its actual bandwidth limit."""
         size = Bytes(max(1, round(move.tenant.travels * self.share)))
         most = move.tenant.most if self.most is None else self.most
         return replace(move, tenant=replace(move.tenant, size=size, most=most))
@@ -88,7 +88,10 @@ class Sim:
         changed."""
 
     def run(self, look: Hold = lambda _: None) -> None:
-        """Run the simulation to its end; `look` is called whenever something has changed."""
+        """Run the simulation to its end, for at most seven simulated days.
+
+        `look` is called whenever something has changed, and at the end.
+        """
         self._replan()
         while not self.course.over and self.now < _LONGEST:
             self._begin()

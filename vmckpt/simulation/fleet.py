@@ -248,9 +248,9 @@ FAR = Manner(
 
 
 def snapshots(guests: Sequence[GuestNow], seed: int, now: float) -> tuple[SnapshotNow, ...]:
-    """Return about twenty snapshots of the first three guests, the oldest first.
+    """Return twenty snapshots of the first three guests, or fewer of fewer guests, oldest first.
 
-    One of them is pinned, and one is damaged.
+    One snapshot is pinned, and one is damaged.
     """
     dice = random.Random(f"snapshots {seed}")
     group = _id(dice, "g")

@@ -268,7 +268,7 @@ def at_once(words: tuple[str, ...], text: str, code: int) -> Acting:
 
 
 def _parsed(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Split a command line into names, and options without their dashes."""
+    """Split a command line into names, and long options without dashes; drop short options."""
     names: list[str] = []
     options: dict[str, str] = {}
     rest = iter(words)

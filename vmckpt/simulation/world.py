@@ -281,7 +281,7 @@ class World:
             del self.past[next(iter(self.past))]
 
     def _empty(self, at: float) -> bool:
-        """Begin the next evacuation. Returns whether a host could be chosen."""
+        """Begin the next evacuation, unless one is in progress. Returns whether it has begun."""
         if self.empties or len(self.site.hosts) < _HOSTS:
             return False
         for host in [name for name, one in self.held.items() if one.detail["why"] == _TURN]:
@@ -375,7 +375,7 @@ class World:
         for made in one.waiting:
             self._busy.discard(made.move.guest.name)
             hint = f"run vmckpt evacuate {one.host} again"
-            one.left.append(_left(made.move.guest, "the run stopped before its turn", hint))
+            one.left.append(_left(made.move.guest, "the run stopped before the guest was moved", hint))
         del self.empties[one.id]
         report = one.report(at)
         self._keep(one.id, one.detail_of(over(one.view().operation, report["outcome"], at, report)))
@@ -383,7 +383,7 @@ class World:
             self._later(at + _REST, "evacuate")
 
     def _protect(self, now: float) -> None:
-        """Begin two protections; the link to the second standby is slow."""
+        """Begin up to two protections; the link to the second standby is slow."""
         for far in (False, True):
             dice = self._dice()
             guest = self.site.anyone(dice, self._busy, Bytes(16 * GIB))

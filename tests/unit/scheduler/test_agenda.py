@@ -140,7 +140,7 @@ def test_while_the_near_store_is_away_nothing_is_taken_and_then_one() -> None:
     world.play(5 * HOUR)
 
     assert (len(world.times(CreateSnapshot)), len(world.times(CreateSnapshot, "d"))) == (2, 7)
-    assert agenda(world.scene).rows[0].why == "store near does not answer"
+    assert agenda(world.scene).rows[0].why == "store near cannot be read"
     world.down = set()
     world.play(60)
     assert len(world.times(CreateSnapshot)) == 3

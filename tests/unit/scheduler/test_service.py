@@ -55,7 +55,7 @@ async def test_a_store_that_is_away_is_said_once_and_near_is_used(world: World) 
     world.stop.set()
     await running
 
-    assert len([one for one in world.said("warning") if "far does not answer" in one]) == 1
+    assert len([one for one in world.said("warning") if "far cannot be read" in one]) == 1
     assert world.said("mended") == ["store far answers again"]
 
 

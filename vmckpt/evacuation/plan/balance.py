@@ -59,7 +59,7 @@ def propose(fleet: Fleet, rules: Rules) -> list[Proposed]:
 
 
 def _best(capacity: CapacityModel, tenant: Tenant, links: dict[str, float]) -> Proposed | None:
-    """Return the move with the largest gain; None if no move of the guest is worth its cost."""
+    """Return the guest's move with the largest gain; None if that move is not worth its cost."""
     gains = np.where(capacity.allowed_hosts(tenant), capacity.gains(tenant), -np.inf)
     at = int(gains.argmax())
     gain, place = float(gains[at]), capacity.places[at]

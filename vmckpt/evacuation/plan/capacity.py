@@ -118,7 +118,7 @@ class CapacityModel:
 
     def least(self, tenant: Tenant) -> float:
         """Return a lower bound of the guest's cost, whichever guests are placed before it; inf if
-        it fits on no host."""
+        no open host meets its needs."""
         may = self._open & self.capable_hosts(tenant.needs)
         if tenant.host in self.index:
             may[self.index[tenant.host]] = False
@@ -180,7 +180,7 @@ def lacks(needs: Needs, place: Place) -> str | None:
     if needs.only is not None and not needs.only:
         return "the only host that the guest can move to is not a requested target"
     if needs.only is not None and place.name not in needs.only:
-        return f"the guest is pinned to {', '.join(sorted(needs.only))}"
+        return f"the guest can move only to {', '.join(sorted(needs.only))}"
     if against := [why for at, why in needs.never if at == place.name]:
         return min(against)  # deterministic
     if needs.cpu is not None and needs.cpu not in place.offers:

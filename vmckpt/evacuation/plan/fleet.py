@@ -22,7 +22,7 @@ class Needs:
     labels: frozenset[tuple[str, str]] = frozenset()
     """Labels that the host must have."""
     only: frozenset[str] | None = None
-    """Hosts to which the guest is pinned; None: any host."""
+    """The only hosts that the guest may move to; None: any host."""
     never: frozenset[tuple[str, str]] = frozenset()
     """Hosts on which the guest must not run, with the reason: for example, its standby is there."""
 
@@ -34,7 +34,7 @@ class Tenant:
     name: str
     host: str
     memory: Bytes
-    """Memory used by the guest and its QEMU process, in total."""
+    """Memory used by the guest and its QEMU process, in total; 0 if the guest is off."""
     cpus: float = 0.0
     """Number of cores counted for the guest."""
     needs: Needs = field(default_factory=Needs)
@@ -110,5 +110,5 @@ class Fleet:
     tenants: tuple[Tenant, ...]
 
     def place(self, name: str) -> Place:
-        """Return a host by name. Raises KeyError."""
+        """Return a host by name. Raises StopIteration if there is no such host."""
         return next(one for one in self.places if one.name == name)

@@ -52,7 +52,8 @@ class Hosts:
     async def logins(self, source: str, target: str) -> AsyncIterator[Remotes | None]:
         """Provide logins on both hosts for exclusive use; None if either host has no ssh login.
 
-        Logins are kept for reuse, since a login costs more than all queries of preflight.
+        Logins are kept for reuse, since a login costs more than all queries of preflight. Raises
+        RemoteError.
         """
         if not {source, target} <= set(self._ssh):
             yield None
@@ -72,7 +73,7 @@ class Hosts:
     async def look(
         self, sources: Sequence[str], closed: Mapping[str, str], protected: Mapping[str, Protected]
     ) -> Answers:
-        """Query all hosts. A host that does not answer is a part of the answers.
+        """Query all hosts. The answers include the hosts that do not answer, with the reason.
 
         `sources`: hosts whose guests may leave. Files of other hosts' guests are not compared.
         Raises InventoryError if two names are one host, whose memory would be counted twice.
@@ -138,7 +139,8 @@ class Hosts:
     ) -> Mapping[tuple[str, str], Mapping[str, bool]]:
         """Compare files between each pair of hosts that both have an ssh login.
 
-        Returns, by source and target, whether the target sees each file.
+        Returns, by source and target, whether the target sees each file; nothing for pairs of hosts
+        that could not be compared.
         """
         pairs = [
             (source, look.host.name) for source in leaving for look in looks

@@ -20,7 +20,7 @@ from vmckpt.units import MIB, Bytes, BytesPerSecond
 
 
 def fixed(guest: Guest) -> str | None:
-    """Return why a running guest cannot move to any host, as preflight would; None if it can."""
+    """Return why a guest cannot migrate live to any host, as preflight would; None if it can."""
     if (why := tied(guest)) is not None:
         return why
     if guest.refusals:
@@ -143,7 +143,7 @@ class Answers:
     """Guests with an active protection, by UUID."""
 
     def look(self, host: str) -> Look:
-        """Return the answer of a host. Raises KeyError."""
+        """Return the answer of a host. Raises StopIteration if there is no such host."""
         return next(one for one in self.looks if one.host.name == host)
 
 
@@ -224,7 +224,7 @@ def fleet_view(
     emptied: str | None = None,
 ) -> FleetView:  # fmt: skip
     """Return the fleet. `policies`: by host and UUID of each guest; `run`: the policy's evacuation
-    settings; `emptied`: the host whose standbys are to move, too.
+    settings; `emptied`: the host whose standbys are to move, too, if any.
 
     A guest that is active on two hosts is already being moved, so it is not moved again.
     """
@@ -340,7 +340,7 @@ def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:
     )  # fmt: skip
     if look.host.name == protected.primary and ready:
         return None
-    return f"it is protected ({protected.job}), and its standby on {protected.backup} is not ready"
+    return f"it is protected ({protected.job}), and cannot switch to {protected.backup} now"
 
 
 def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:

@@ -3,8 +3,8 @@
 The guests that are hardest to place go first: those with the fewest possible hosts, then the
 largest. Each goes to the host with the lowest cost. The sum of the costs depends only on the final
 placement, so branch and bound finds the optimum of a small plan. If no host has room for a guest,
-one other move may make room: that of another leaving guest or, if the rules allow it, that of a
-guest that would have stayed.
+one other guest may make room: another leaving guest gets another target, or, if the rules allow it,
+a guest that would have stayed moves.
 """
 
 from collections import Counter
@@ -90,7 +90,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplaced:
-    """A guest without a host to move to."""
+    """A guest that is not moved or not started, with the reason and a hint."""
 
     tenant: Tenant
     why: str
@@ -108,7 +108,7 @@ class Placement:
 def place(fleet: Fleet, leaving: Iterable[Tenant], rules: Rules) -> Placement:
     """Find a host for each guest in `leaving`.
 
-    Its memory on its current host counts as used until it has left.
+    A guest's memory also counts as used on its current host, until the guest has left.
     """
     planning = _Planning(fleet, tuple(leaving), rules)
     planning.place_all()
@@ -168,8 +168,8 @@ class _Planning:
                 self._unplaced.append(tenant)
 
     def _make_room(self, tenant: Tenant) -> bool:
-        """Make room by moving the smallest other guest that frees enough. Returns whether that
-        succeeded."""
+        """Make room with one other guest: the smallest suitable leaving guest gets another target,
+        or else the smallest other guest moves. Returns whether that succeeded."""
         capacity = self._capacity
         offers = []
         for at in np.flatnonzero(capacity.capable_hosts(tenant.needs)).tolist():

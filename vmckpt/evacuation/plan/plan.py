@@ -35,9 +35,9 @@ class Checked:
     sent: Range | None = None
     """Bytes to be sent; None if unknown."""
     bandwidth: Range | None = None
-    """Expected bandwidth of the guest's stream, in bytes per second."""
+    """Expected bandwidth of the guest's stream, in bytes per second; None if unknown."""
     link: BytesPerSecond | None = None
-    """Measured bandwidth of the network between the hosts."""
+    """Measured bandwidth of the network between the hosts; None if it was not measured."""
     rooms: tuple[Room, ...] = ()
     """Space that the guest's images need on the target."""
     known: bool = True
@@ -141,7 +141,7 @@ def _load(one: Load) -> dict[str, Any]:
 
 
 def without(fleet: Fleet, checks: Checks) -> Fleet:
-    """Return the fleet without the targets that preflight forbids."""
+    """Return the fleet; each guest's needs exclude the targets that preflight forbids."""
     never: dict[str, set[tuple[str, str]]] = {}
     for (guest, target), found in checks.items():
         if found.blockers:

@@ -82,7 +82,7 @@ def policy_of(scope: Scope, task: Task, host: Host, guest: Guest) -> Policy:
 
 
 async def gather_fleet(hosts: Hosts, scope: Scope, task: Task) -> FleetView:
-    """Return the current state of all hosts. Raises PolicyError, JournalError."""
+    """Return the current state of all hosts. Raises PolicyError, JournalError, InventoryError."""
     run = scope.run(task).evacuation
     closed = await asyncio.to_thread(maintenance.held)
     protected = await asyncio.to_thread(_protected)
@@ -104,8 +104,8 @@ async def gather_fleet(hosts: Hosts, scope: Scope, task: Task) -> FleetView:
 
 
 def _policy(scope: Scope, task: Task, host: Host, guest: Guest, *, strict: bool) -> Policy:
-    """Return the policy of a guest; unless `strict`, an error in it is ignored, since the guest
-    does not move."""
+    """Return the policy of a guest. If the choice fails and not `strict`, returns the run's policy,
+    since the guest does not move."""
     try:
         return policy_of(scope, task, host, guest)
     except PolicyError:
@@ -125,7 +125,8 @@ def _protected() -> Mapping[str, Protected]:
 async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
     """Make a plan. Checks and forecasts each move, as `vmckpt migrate` does.
 
-    Raises HypervisorError if the host itself does not answer, PolicyError, JournalError.
+    Raises HypervisorError if the host itself does not answer, PolicyError, JournalError,
+    InventoryError.
     """
     seen = await gather_fleet(hosts, scope, task)
     if task.host in seen.silent:
@@ -212,7 +213,7 @@ class _Looking:
     async def _checked(
         self, scope: Scope, known: sights.Known, target: str, caller: Caller
     ) -> Checked:
-        """Check one move as `vmckpt plan` does; without a forecast if no memory is sent."""
+        """Check one move. Live migrations and copies of images are also forecast."""
         hosts = scope.inventory
         if known.way is TravelMethod.ANEW:
             return await _standing(scope, known, target, caller)

@@ -109,7 +109,7 @@ def test_a_move_gains_by_what_loads_become_more_equal() -> None:
 def test_what_a_host_lacks_counts_however_empty_it_is() -> None:
     place = host("b", labels={"rack": "1"})
 
-    assert lacks(needs(only=frozenset({"c", "a"})), place) == "the guest is pinned to a, c"
+    assert lacks(needs(only=frozenset({"c", "a"})), place) == "the guest can move only to a, c"
     assert lacks(needs(networks=frozenset({"br1", "br0"})), place) == "no network br1"
     assert lacks(needs(labels=frozenset({("rack", "2")})), place) == "not labelled rack=2"
     assert lacks(needs(labels=frozenset({("rack", "1")}), cpu="v1"), place) is None

@@ -73,7 +73,7 @@ def test_the_reasons_of_many_hosts_are_counted_without_amounts() -> None:
         ({"networks": frozenset({"br-dmz"})}, "no network br-dmz"),
         ({"storage": frozenset({"ceph"})}, "no storage ceph"),
         ({"labels": frozenset({("rack", "7")})}, "not labelled rack=7"),
-        ({"only": frozenset({"a"})}, "the guest is pinned to a"),
+        ({"only": frozenset({"a"})}, "the guest can move only to a"),
         ({"never": frozenset({("b", "its standby is there")})}, "its standby is there"),
     ],
 )
