@@ -73,7 +73,7 @@ class Bundle:
 
 @cache
 def current() -> Bundle:
-    """Return the bundle of the packages installed here. It is cached until `forget` is called.
+    """Return the bundle of the packages installed here, which is cached until `forget` is called.
 
     Raises RemoteError if a distribution is missing, and OSError.
     """

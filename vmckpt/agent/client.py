@@ -91,7 +91,7 @@ _logins: ContextVar[dict[str, Remote] | None] = ContextVar("logins", default=Non
 def _words(host: Host) -> tuple[str, ...]:
     """Return the command that carries out an order on a host.
 
-    It includes the path of an agent that was found there recently, if any.
+    The command includes the path of an agent that was found there recently, if any.
     """
     found = _known.setdefault(asyncio.get_running_loop(), {})
     at, launcher = found.get(host.name, (-_FRESH, ""))

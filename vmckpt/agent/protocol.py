@@ -66,7 +66,7 @@ class ControllerChannel:
                 self.stop.set()
 
     def progress(self, **what: Any) -> None:
-        """Send progress. Drops the message if the previous one is less than 0.2 s old."""
+        """Send progress. Drops the message if the last progress was sent less than 0.2 s ago."""
         now = time.monotonic()
         if now - self._told_at >= _INTERVAL:
             self._told_at = now
@@ -75,9 +75,9 @@ class ControllerChannel:
     def request(self, what: str, *, limit: Seconds | None = None, **about: Any) -> Any:
         """Send the request `what` with the arguments `about`, and return the answer.
 
-        `limit`: maximum time to wait. Raises VmckptError if the controller refuses, and Cancelled
-        if the controller is gone or does not answer in time. After Cancelled, no other request may
-        be sent.
+        `limit`: maximum time to wait; None: no limit. Raises VmckptError if the controller refuses,
+        and Cancelled if the controller is gone or does not answer in time. After Cancelled, no
+        other request may be sent.
         """
         self.send(ask=what, about=about)
         try:

@@ -375,7 +375,9 @@ class World:
         for made in one.waiting:
             self._busy.discard(made.move.guest.name)
             hint = f"run vmckpt evacuate {one.host} again"
-            one.left.append(_left(made.move.guest, "the run stopped before the guest was moved", hint))
+            one.left.append(
+                _left(made.move.guest, "the run stopped before the guest was moved", hint)
+            )
         del self.empties[one.id]
         report = one.report(at)
         self._keep(one.id, one.detail_of(over(one.view().operation, report["outcome"], at, report)))

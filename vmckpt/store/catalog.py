@@ -143,7 +143,7 @@ class Catalog:
 def read_index(backend: Backend, one: Stored) -> format_pack.Index:
     """Read the index of a pack.
 
-    Raises StoreDamaged, StoreNewer, NotInStore. Each error names the pack.
+    Raises StoreDamaged, StoreNewer, NotInStore, StoreError. Each error names the pack.
     """
     try:
         if one.size < format_pack.HEADER + format_pack.FOOTER:
@@ -211,7 +211,7 @@ def _save(folder: Path, run: Run) -> None:
 
 
 def _loaded(path: Path) -> Run | None:
-    """Load a run from a file. Returns None if the file is damaged."""
+    """Load a run from a file. Returns None if the file is damaged or cannot be read."""
     try:
         if path.stat().st_size < _HEAD.size + _SUM:
             return None

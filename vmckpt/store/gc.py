@@ -47,8 +47,8 @@ def rewrite(
     """Copy the needed chunks of the chosen packs to new packs.
 
     `homes` contains the needed chunks by pack ID. `foreign` is True if the chosen packs are
-    foreign. Skips damaged packs. Returns the packs whose needed chunks are all durable in new
-    packs. Raises StoreError.
+    foreign. Skips packs that are damaged, of a newer version, or gone. Returns the packs whose
+    needed chunks are all durable in new packs. Raises StoreError.
     """
     packing = Packing(backend, lambda _info, _rows: None, generation=generation, foreign=foreign)
     done = []
@@ -73,7 +73,8 @@ def boxes_of(
 ) -> Iterator[tuple[bytes, memoryview, int]]:
     """Yield the name, data and plain length of each sealed chunk of a pack. Verifies each hash.
 
-    `wanted` selects chunks by name; None: all chunks. Raises NotInStore, StoreDamaged, StoreNewer.
+    `wanted` selects chunks by name; None: all chunks. Raises NotInStore, StoreDamaged, StoreNewer,
+    StoreError.
     """
     key = format_pack.key_of(pack)
     data = backend.get(key)

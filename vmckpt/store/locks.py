@@ -50,7 +50,7 @@ class LockSeen:
     knows: frozenset[str]
     """Tokens of the pending deletions that the lock's owner has seen."""
     about: str
-    """For a delete lock: the ID of the snapshot that is being deleted."""
+    """For a delete lock: the ID of the snapshot that is being deleted; otherwise empty."""
     owner: str
     """Description of the lock's owner, for messages."""
 

@@ -74,9 +74,9 @@ def load(folder: Path) -> ParentState | None:
 
 
 def amend(folder: Path, extra: Mapping[str, Any]) -> None:
-    """Update the capture methods' data in a parent state. Does not change a damaged state.
+    """Update the capture methods' data in a parent state.
 
-    Raises OSError.
+    Does not change a missing or damaged state. Raises OSError.
     """
     try:
         own, _, told = (folder / "line.json").read_bytes().partition(b"\n")
@@ -101,7 +101,7 @@ def sweep(folder: Path, *, now: float) -> None:
     """Remove stale entries from a directory of parent states.
 
     Stale entries are drafts of killed agents, and states that have not been used for `_UNUSED`
-    seconds. `now` is in seconds since 1970.
+    seconds. `now` is in seconds since 1970. Raises OSError if the directory cannot be listed.
     """
     for one in folder.iterdir():
         with suppress(OSError):

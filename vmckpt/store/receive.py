@@ -88,8 +88,8 @@ class Receiver:
     def add(self, name: bytes, box: bytes | memoryview, plain: int) -> None:
         """Add a sealed chunk. `plain` is the chunk's length before sealing.
 
-        Raises StoreDamaged, with the chunk's name, if an unencrypted chunk does not match its name.
-        Raises StoreError.
+        Raises StoreDamaged, with the chunk's name, if an unencrypted chunk does not match its name;
+        BadInput if its sizes are invalid; StoreError.
         """
         if self._plain is not None and len(self._plain.unseal(box, name)) != plain:
             raise damaged(name, "its length does not match its index row")

@@ -92,7 +92,8 @@ class Store:
     ) -> Writer:  # fmt: skip
         """Return a writer, which adds chunks to the store. Use it as a context manager.
 
-        `parallel`: number of threads that seal; `beat`: interval at which the lock is refreshed.
+        `parallel`: number of threads that seal; `pack_size`: in bytes; `beat`: interval, in
+        seconds, at which the lock is refreshed.
         """
         return Writer(
             self.backend, self.catalog, sealing, parallel=parallel, pack_size=pack_size, beat=beat
@@ -108,7 +109,8 @@ class Store:
     def reader(self, sealing: Sealing, *, parallel: int = 2, cache: Bytes = CACHE) -> Reader:
         """Return a reader for the store's chunks. Use the reader as a context manager.
 
-        `parallel`: number of threads that read; `cache`: maximum size of the cache of chunks.
+        `parallel`: number of threads that read ahead; `cache`: maximum size of the cache of chunks,
+        in bytes.
         """
         return Reader(self.backend, self.catalog, sealing, parallel=parallel, cache=cache)
 

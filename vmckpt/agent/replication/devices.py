@@ -43,8 +43,8 @@ class Devices:
         known: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """`known`: the guest's `device_facts` when the standby was defined. None: use the devices
-        that the first agent finds. They are stored in `folder` for later agents, as are those that
-        the standby gets later. Raises OSError, ValueError."""
+        that the first agent finds. These devices are stored in `folder` for later agents, as are
+        the devices that the standby gets later. Raises OSError, ValueError."""
         self._monitor, self._file, self._new_cards = monitor, folder / _FILE, new_cards
         self._endings = endings
         self._known = dict(json.loads(self._file.read_text())) if self._file.exists() else known

@@ -67,7 +67,7 @@ def carry_out(order: ReplicaOrder, channel: ControllerChannel) -> dict[str, Any]
 
 
 def _identity(order: ReplicaOrder) -> dict[str, Any]:
-    """Create a certificate for a new session. Returns it, and the user and group of QEMU.
+    """Create a certificate for a new session. Returns the certificate, and QEMU's user and group.
 
     Raises BadInput if an earlier session has not ended.
     """
@@ -183,7 +183,7 @@ def _another_holds(session: Session) -> dict[str, Any]:
 
 
 def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[str, Any]:
-    """Query an agent, and retry for up to `patience`. Raises RemoteError if it does not answer."""
+    """Query an agent, retrying for up to `patience`. Raises RemoteError if there is no answer."""
     until = time.monotonic() + patience
     while True:
         try:

@@ -95,7 +95,7 @@ def keep_definition(session: Session) -> None:
 
 
 def define(session: Session) -> None:
-    """Define the guest in libvirt again. Raises HypervisorError."""
+    """Define the guest in libvirt again, unless it was transient. Raises HypervisorError."""
     if session.definition:
         autostart = bool(session.extra.get("autostart"))
         where = {"host": session.host, "uri": session.uri}

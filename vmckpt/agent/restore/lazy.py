@@ -82,7 +82,7 @@ def _is_served(guest: str) -> bool:
 
 
 class LazyServerClient:
-    """The agent's connection to a disk server, a process that it starts.
+    """The agent's connection to a disk server, a process that the agent starts.
 
     Use as a context manager. Leaving the block stops the server, unless `go` was called or it is
     unknown whether the guest is running.

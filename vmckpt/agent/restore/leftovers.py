@@ -72,7 +72,7 @@ def decide(
     """Decide about a restore that may have begun to swap images in.
 
     `seat`: the guest's state on this host; `memory`: the restore was meant to start a guest.
-    Returns the decision and, for UNCLEAR, the reason.
+    Returns the decision, and the reason, which is empty unless the decision is UNCLEAR.
     """
     if all(one.ours for one in disks):
         return _all_there(disks, seat, memory=memory)

@@ -344,7 +344,7 @@ class _Links:
     """The links of a guest's network cards after a restore."""
 
     down: str = ""
-    """Why the links are not up although the controller wanted them up."""
+    """Why the links are not up although the controller wanted them up; empty: as requested."""
     warnings: tuple[str, ...] = ()
 
 

@@ -109,7 +109,7 @@ def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:
     if memory is None:
         return {
             "pause": 0.0, "phases": {}, "way": "disks",
-            "why": "the guest is off" if off else "snapshot without memory requested",
+            "why": "the guest is off" if off else "a snapshot without memory was requested",
         }  # fmt: skip
     phases = memory.phases or {}
     return {

@@ -44,7 +44,8 @@ def around(written: Flags, parent: Map | None) -> Flags:
     """Return which pages of a block must be read: the pages in `written`, and some others.
 
     If at least half of a chunk's pages were written, the store writes a new chunk, and needs all
-    its pages. `parent`: the block's map in the previous snapshot; None: it did not have the block.
+    its pages. `parent`: the block's map in the previous snapshot; None: that snapshot did not have
+    the block, so all pages must be read.
     """
     if parent is None or len(parent) != len(written):
         return np.ones(len(written), dtype=np.bool_)

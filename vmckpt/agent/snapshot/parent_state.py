@@ -1,4 +1,4 @@
-"""The parent state: a host's record of a snapshot, so that the next one stores only changes."""
+"""The parent state: a host's record of a snapshot. The next snapshot then stores only changes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from vmckpt.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The published snapshot, which becomes the parent of the next one."""
+    """The published snapshot, which becomes the parent of the next snapshot."""
 
     snapshot: str
     epoch: int

@@ -31,7 +31,7 @@ def put_back(order: PutBackOrder, _: ControllerChannel | None = None) -> dict[st
 
     Returns whether the snapshot is in the store, under "published". Raises VmckptError, OSError.
 
-    The guest is restored to its normal state first. If the store then does not answer, StoreError
+    The guest is restored to its normal state first. If the store then cannot be read, an error
     is raised, the checkpoint stays, and the order must be repeated.
     """
     with spool.held(order.folder, patience=Seconds(0.0) if order.dry else _PATIENCE) as lock:

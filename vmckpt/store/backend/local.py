@@ -57,7 +57,7 @@ class LocalFolder:
                 drafts.remove(temporary)
 
     def prove_locks(self) -> None:
-        """Do nothing, because the kernel never creates a second file with the same name."""
+        """Do nothing: on file systems with hard links, link() never replaces an existing file."""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         inside, name = _split(key)

@@ -143,8 +143,8 @@ class Manifest:
 def encode(public: Public, private: Private, keys: Keys) -> bytes:
     """Return a signed manifest, ready to be published.
 
-    Raises StoreError if a field is invalid or the manifest is too large, KeyRefused, and errors of
-    the signer.
+    Raises StoreError if a field is invalid or the manifest is too large, KeyRefused, errors of the
+    signer, and ValueError if `keys` has only one of salt and data key.
     """
     if (keys.salt is None) != (keys.data_key is None):
         raise ValueError("salt and data key must be given together")

@@ -186,7 +186,7 @@ def _walked(data: bytes) -> Index:
 def salvage(data: bytes) -> tuple[NDArray[np.void], NDArray[np.void]]:
     """Return the names of the intact and of the damaged chunks in a damaged pack.
 
-    Returns two empty arrays if the index is damaged.
+    Returns two empty arrays if the index is damaged or of a newer version.
     """
     try:
         rows = parse_tail(data, len(data)).rows

@@ -187,7 +187,7 @@ Flags = NDArray[np.bool_]
 
 
 def compacted(private: Private) -> Private:
-    """Remove unused chunks, to which no map or stream refers, from the table.
+    """Remove unused chunks, to which no map or stream refers, from the table. Returns the result.
 
     A chunk of the parent becomes unused if some units of a group were first mapped to that chunk,
     and then the complete group was stored again. Garbage collection would keep unused chunks,

@@ -117,7 +117,7 @@ class Keyring:
     # The domain's salt: writers with the same salt share chunks
 
     def export_salt(self) -> str:
-        """Return the salt, which is secret, as text. Raises KeyRefused if there is no salt."""
+        """Return the salt, which is secret, as text. Raises KeyRefused, also if it is missing."""
         salt = self.salt()
         if salt is None:
             raise KeyRefused(
@@ -127,7 +127,10 @@ class Keyring:
         return key_text(KeyKind.SALT, salt)
 
     def import_salt(self, text: str) -> None:
-        """Join the domain with the given salt. Raises KeyRefused if this host's salt differs."""
+        """Join the domain with the given salt.
+
+        Raises KeyRefused if the text is invalid, or if this host has a different salt.
+        """
         salt = parse_key(text, KeyKind.SALT)
         if self._made("salt", KeyKind.SALT, salt) != salt:
             raise KeyRefused(

@@ -102,7 +102,7 @@ def test_everybody_may_read_how_much_it_is_and_of_what(order: CreateOrder) -> No
     assert only.contents is Contents.DISKS
 
 
-@pytest.mark.parametrize(("off", "why"), [(True, "is off"), (False, "without memory requested")])
+@pytest.mark.parametrize(("off", "why"), [(True, "is off"), (False, "without memory was")])
 def test_without_memory_the_reason_is_told(off: bool, why: str) -> None:
     told = describe.way(None, off=off)
     assert (told["way"], told["pause"]) == ("disks", 0.0)
