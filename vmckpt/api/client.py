@@ -96,7 +96,7 @@ class Client:
     async def status(self, guest: str | None = None) -> Sequence[results.Protection]:
         """Return the status of the protection of a guest; None: of all protections.
 
-        Raises BadInput if the guest is not protected.
+        Raises BadInput if the guest is not protected, and JournalError.
         """
         found = await protection.status(self._inventory, guest)
         return [convert.protection(one) for one in found]

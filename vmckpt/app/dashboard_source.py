@@ -67,7 +67,10 @@ class Source(Protocol):
         """Return the migrations of a job for all guests of a host, the first migration first."""
 
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the status of each protection, by job; see app.protection.job_status."""
+        """Return the status of each protection whose hosts are known, by job.
+
+        See app.protection.job_status.
+        """
 
     async def snapshots(self) -> Sequence[SnapshotNow]:
         """Return the snapshots of all stores, store by store, the oldest snapshot first.

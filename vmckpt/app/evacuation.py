@@ -109,7 +109,10 @@ def _emptied(host: str) -> bool:
 
 
 async def put_in_order(controller: Controller) -> None:
-    """Recover the jobs of dead controllers, before a plan is made. Raises ReadOnly."""
+    """Recover the jobs of dead controllers, before a plan is made.
+
+    Raises ReadOnly, JournalError.
+    """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     inventory.may_act()
     await recovering.recover_before(inventory, policies, caller)

@@ -189,7 +189,7 @@ def _complete(host: Host, done: Report) -> None:
     if done.ended.left:
         first = done.ended.left[0]
         raise GuestsRemaining(
-            f"{host.name}: {first.tenant.name} was not moved: {first.why}", hint=first.hint
+            f"{host.name}: {first.tenant.name} needs attention: {first.why}", hint=first.hint
         )
     if done.bare:
         lost = done.bare[0]

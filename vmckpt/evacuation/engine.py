@@ -44,8 +44,9 @@ maximum number of queries until the run's host first answers."""
 class Run:
     """One run of an evacuation, from its plan to its result.
 
-    `stop`: once set, no new moves start, but running moves finish. `mark`: records the phase of
-    the run, for a controller that may have to continue the run.
+    `stop`: once set, no new moves start, but running moves finish. `tell`: called with each
+    decision. `step_log`: provides the requests of other terminals, if any. `mark`: records the
+    phase of the run, for a controller that may have to continue the run.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class Report:
 
     @property
     def comes_back(self) -> bool:
-        """Whether repopulate would bring any guest back."""
+        """Whether any guest was moved, shut down or suspended, so that repopulate may bring it back."""
         return bool(self.shut_down) or any(not one.standby for one in self.arrived)
 
     @property

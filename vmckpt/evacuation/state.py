@@ -203,11 +203,11 @@ def given_up(course: RunState, guest: str, why: str, hint: str) -> RunState:
 
 
 def stuck(course: RunState, move: Move) -> RunState:
-    """Return the state after giving up a guest because its target will not have room for it."""
+    """Return the state after giving up a guest whose move cannot begin."""
     waiting = tuple(one for one in course.waiting if one != move)
     left = Unplaced(
         tenant=move.tenant,
-        why=f"{move.target} has no room for this guest, and no other guest is moving",
+        why=f"the move to {move.target} cannot begin, and no other guest is moving",
         hint="free up memory on that host, or add a host",
     )  # fmt: skip
     return replace(course, waiting=waiting, left=(*course.left, left))

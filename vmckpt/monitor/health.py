@@ -192,7 +192,7 @@ def _snapshots(snapshots: Sequence[SnapshotNow]) -> Iterator[Metric]:
     silent = {one.store for one in snapshots if not one.id}
     known = [one for one in snapshots if one.id]
     stores = sorted({one.store for one in snapshots})
-    yield _family("store_up", "Whether the store answers.", ("store",),
+    yield _family("store_up", "Whether the store can be read.", ("store",),
                   (((one,), one not in silent) for one in stores))  # fmt: skip
     counted = Counter((one.store,) for one in known)
     yield _family("snapshots", "Snapshots in the store.", ("store",), counted.items())
@@ -278,7 +278,7 @@ def _wrong_protection(job: str, entry: Mapping[str, Any]) -> Trouble | None:
 
 def _wrong_in_store(one: SnapshotNow) -> dict[str, Trouble]:
     if not one.id:
-        text, hint = f"store {one.store} does not answer: {one.wrong}", "run vmckpt snapshot list"
+        text, hint = f"store {one.store} cannot be read: {one.wrong}", "run vmckpt snapshot list"
         return {f"store {one.store}": Trouble(text=text, hint=hint)}
     if not _damaged(one):
         return {}

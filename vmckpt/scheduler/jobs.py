@@ -84,7 +84,7 @@ class PruneSnapshots:
         return f"prune {self.store} {self.name} {self.schedule}"
 
     def __str__(self) -> str:
-        return f"pruning of {self.name} ({self.schedule}) in {self.store}"
+        return f"pruning of snapshots of {self.name} ({self.schedule}) in {self.store}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ class Needs:
     machine: str | None = None
     networks: frozenset[str] = frozenset()
     storage: frozenset[str] = frozenset()
-    """Shared storage that contains the guest's disks."""
+    """Names of the guest's files that the host must share."""
     labels: frozenset[tuple[str, str]] = frozenset()
     """Labels that the host must have."""
     only: frozenset[str] | None = None

@@ -186,7 +186,7 @@ def cpu(guest: Guest) -> str:
 
 
 def files(guest: Guest) -> list[str]:
-    """Return the writable files of the guest's disks, which must be the same on both hosts."""
+    """Return the writable files of the guest's disks, which hosts must share or which are copied."""
     return [
         disk.source for disk in guest.disks
         if disk.kind == "file" and disk.source is not None and not disk.read_only
