@@ -185,7 +185,8 @@ def _finish(order: CardsOrder, path: Path) -> CardState:
 def _replace_all(order: CardsOrder, path: Path, stop: Event) -> Iterator[CardReport]:
     """Replace the cards one after the other. Yields a report for each card.
 
-    After a card whose addresses did not return, no further card is replaced.
+    After a card whose addresses did not return, no further card is replaced. Raises BadInput,
+    HypervisorError.
     """
     if _finish(order, path) is CardState.OLD:
         raise HypervisorError(
@@ -218,7 +219,7 @@ class _Replacing:
         self._called = f"network card {card.card} ({card.mac})"
 
     def replace(self, report: CardReport) -> CardReport:
-        """Replace the card. Returns its report, completed."""
+        """Replace the card. Returns its report, completed. Raises HypervisorError, OSError."""
         run = hotplug.run_id(self._monitor)
         if run is None:
             host = self._monitor.host
@@ -235,7 +236,7 @@ class _Replacing:
         return dataclasses.replace(report, replaced=True, gone=Seconds(ended - gone), missing=lacks)
 
     def _unplug(self) -> None:
-        """Unplug the card, and wait until the guest has released it."""
+        """Unplug the card, and wait until the guest has released it. Raises HypervisorError."""
         host, name = self._monitor.host, self._monitor.name
         give_up = time.monotonic() + _RELEASE
         try:

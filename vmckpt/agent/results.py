@@ -97,7 +97,7 @@ def _seconds(told: object) -> Seconds:
 
 
 def _texts(told: object) -> tuple[str, ...]:
-    """Return a list of texts, cut to TEXTS entries of TEXT characters."""
+    """Return a list of texts, cut to TEXTS entries of TEXT characters. Raises TypeError."""
     if not isinstance(told, list):
         raise TypeError(f"expected a list, not {str(told)[:40]!r}")
     return tuple(str(one)[:TEXT] for one in told[:TEXTS])

@@ -181,7 +181,7 @@ class _Waiting:
     carry_out: CarryOut
 
     def serve(self, listener: socket.socket, is_mine: Callable[[], bool]) -> None:
-        """Serve orders. Returns when this process is no longer needed."""
+        """Serve orders. Returns when this process is no longer needed. Raises OSError."""
         listener.settimeout(_LOOKS)
         last = time.monotonic()
         while time.monotonic() - last < self.seconds:

@@ -52,7 +52,7 @@ _LOCAL_TIME = Path("/etc/localtime")
 def open_store(inventory: Inventory, name: str | None) -> Store:
     """Open a store of the inventory; the first store if `name` is None.
 
-    Raises InventoryError, NotInStore, StoreNewer, StoreError.
+    Raises InventoryError, BadInput, NotInStore, StoreNewer, StoreError.
     """
     return open_place(inventory.store(name))
 

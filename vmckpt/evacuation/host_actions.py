@@ -190,7 +190,7 @@ class Site:
         return Moved(good=True, took=Seconds(time.monotonic() - began))
 
     async def tidy(self) -> None:
-        """Remove the images of failed moves; warn about images that must stay."""
+        """Remove the images of failed moves; warn about images that stay. Raises JournalError."""
         job = self._recorder.id
         if job is None or not (open_ := await asyncio.to_thread(offline_move.left_by, job)):
             return
@@ -313,7 +313,7 @@ class Site:
         """Start the guests that an evacuation stopped. Returns the names of the started guests, and
         the guests that were not started.
 
-        `stopped`: the run was stopped, so no guest is started.
+        `stopped`: the run was stopped, so no guest is started. Raises the errors of World.look.
         """
         task, scope = self._orders.task, self._orders.scope
         if not task.start:

@@ -57,7 +57,7 @@ class Report:
 
     @property
     def comes_back(self) -> bool:
-        """Whether any guest was moved, shut down or suspended, so that repopulate may bring it back."""
+        """Whether a guest was moved, shut down or suspended, so that repopulate may be needed."""
         return bool(self.shut_down) or any(not one.standby for one in self.arrived)
 
     @property

@@ -27,7 +27,10 @@ _SPAN = re.compile(r"(.*)\[(\d{1,6})-(\d{1,6})\](.*)")
 
 
 def _names(text: object) -> tuple[str, ...]:
-    """Return the names that a text stands for: "h[08-10]" is h08, h09 and h10."""
+    """Return the names that a text stands for: "h[08-10]" is h08, h09 and h10.
+
+    Raises ValueError.
+    """
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not a name; put it in quotes")
     found = _SPAN.fullmatch(text)

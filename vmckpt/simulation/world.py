@@ -358,7 +358,7 @@ class World:
         return _ANSWERS[kind]
 
     def _fill(self, one: Emptying, at: float) -> None:
-        """Begin as many migrations as may run at once; end the evacuation after the last one."""
+        """Begin as many migrations as may run at once. If none is left, end the evacuation."""
         while one.waiting and not (one.paused or one.stopped) and len(one.running) < _AT_ONCE:
             made = one.waiting.pop(0)
             move = made.move

@@ -153,7 +153,10 @@ class Reader:
             self._ahead.pop(old, None)
 
     def _found(self, digest: bytes) -> bytes:
-        """Read a chunk that was not read ahead, from any pack that has an intact copy."""
+        """Read a chunk that was not read ahead, from any pack that has an intact copy.
+
+        Raises the errors of `read`.
+        """
         name = self._sealing.name_of(digest)
         wrong: StoreError | None = None
         for fresh in (False, True):

@@ -273,7 +273,10 @@ class _One:
             yield _Window(self._region, start, what)
 
     def _take(self, window: _Window) -> None:
-        """Map unchanged units to the parent's chunks. Read and store the other units."""
+        """Map unchanged units to the parent's chunks. Read and store the other units.
+
+        Raises StoreError, also if the store has lost unchanged units that cannot be read again.
+        """
         start, past = window.start, self._past
         same: Flags = window.what >= _CODES[What.SAME]
         lost = same if past is None else self._again(past, start, same)

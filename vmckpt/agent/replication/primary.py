@@ -147,7 +147,10 @@ class _Agent:
         return False
 
     def resume(self, monitor: QmpMonitor) -> None:
-        """Resume the guest if a switchover or an agent that died has left it paused."""
+        """Resume the guest if a switchover or an agent that died has left the guest paused.
+
+        Raises CaptureFailed, HypervisorError.
+        """
         switching = self.folder / _SWITCHING
         if self._page.stopped or switching.exists():
             migration_settings.break_off(monitor, self._undo)

@@ -265,7 +265,7 @@ class _Trial:
     ) -> bytes | None:  # fmt: skip
         """Copy the rest while the loop is paused and applies no epoch. Returns the device state.
 
-        Returns None if too much has changed since the last round.
+        Returns None if too much has changed since the last round. Raises CaptureFailed.
         """
         stage = self._stage
         with self._still.held():

@@ -88,7 +88,7 @@ class Images:
             self._file(disk).swap()
 
     def keep(self) -> None:
-        """Remove the previous images, since the new ones are in use. Raises OSError."""
+        """Remove the previous images, since the new images are in use. Raises OSError."""
         self._left = True
         for file in self._files.values():
             file.keep()
@@ -250,7 +250,7 @@ class SmallFiles:
             file.swap(_tpm_owner() if name.startswith(_TPM) else None)
 
     def keep(self) -> None:
-        """Remove the previous files, since the new ones are in use. Raises OSError."""
+        """Remove the previous files, since the new files are in use. Raises OSError."""
         self._left = True
         for file in self._files.values():
             file.keep()

@@ -27,8 +27,8 @@ def restore_lazily(order: RestoreOrder, channel: ControllerChannel) -> dict[str,
 
     Once the guest is running, the disk server fills the disks even if the agent and the controller
     die. Returns a RestoreResult as JSON; "whole" is true if the disks are complete. If the guest
-    did not start, everything is undone, and VmckptError is raised. If a disk cannot be filled
-    later, the raised error has `undone` false.
+    did not start, everything is undone, and VmckptError or OSError is raised. If a disk cannot be
+    filled later, the raised error has `undone` false.
     """
     if order.xml is None:
         raise BadInput(

@@ -155,7 +155,7 @@ class _Keeper:
         self._total = sum(one.size for one in exports.values())
 
     def listen(self, stack: ExitStack) -> None:
-        """Serve the disks until the stack is closed."""
+        """Serve the disks until the stack is closed. Raises HypervisorError, OSError."""
         user, group = qemu_user.owner(self._order.uri, self._order.host)
         for name, export in self._exports.items():
             stack.enter_context(Server({name: export}, Unix(self.sockets[name])))

@@ -109,7 +109,7 @@ class Replacement:
         self._folder.rename(self._new, self._name)
 
     def keep(self) -> None:
-        """Remove the old file, since the new one is in use. Raises OSError."""
+        """Remove the old file, since the new file is in use. Raises OSError."""
         if self._swapped:
             self._swapped = False
             self._folder.remove(self._aside)

@@ -334,7 +334,7 @@ class SnapshotCreator:
     def _instant(self, disks: Disks, writer: Writer, stack: ExitStack) -> Memory | None:
         """Capture the complete state of the guest at one instant.
 
-        Returns the memory; None if the snapshot contains no memory.
+        Returns the memory; None if the snapshot contains no memory. Raises VmckptError, OSError.
         """
         undo = disks.prepare(snapshot_parent_state.parent(self._past), self._others())
         assert disks.plan is not None

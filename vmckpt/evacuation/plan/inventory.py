@@ -186,7 +186,7 @@ def cpu(guest: Guest) -> str:
 
 
 def files(guest: Guest) -> list[str]:
-    """Return the writable files of the guest's disks, which hosts must share or which are copied."""
+    """Return the writable files of the guest's disks, which hosts must share unless copied."""
     return [
         disk.source for disk in guest.disks
         if disk.kind == "file" and disk.source is not None and not disk.read_only

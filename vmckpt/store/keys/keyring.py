@@ -71,7 +71,10 @@ class Keyring:
 
     @property
     def encrypts(self) -> bool:
-        """Whether new snapshots are encrypted. True if there is an administrator's key."""
+        """Whether new snapshots are encrypted. True if there is an administrator's key.
+
+        Raises KeyRefused.
+        """
         return bool(self.admins())
 
     def sealing(self) -> Sealing:
