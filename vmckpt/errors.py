@@ -26,6 +26,7 @@
      +-- FencingFailed            25   a host may be on; its guest was not started elsewhere
      +-- GuestsRemaining          26   not all guests of a host could be moved
      +-- TwoCopies                27   two hosts run the guest, or another host holds its lease
+     +-- AuditBroken              28   the audit trail was edited, or its end was removed
      +-- LabError                 30   the lab could not carry out the request
      +-- StoreError               40   a snapshot store cannot be opened, read or written
      |    +-- StoreDamaged        41   an object differs from what was written, or is missing
@@ -229,6 +230,12 @@ class TwoCopies(VmckptError):
     """A guest is running on two hosts, or on one host while another host holds its lease."""
 
     exit_code = 27
+
+
+class AuditBroken(VmckptError):
+    """The audit trail in the journal was edited, or its end was removed."""
+
+    exit_code = 28
 
 
 class LabError(VmckptError):

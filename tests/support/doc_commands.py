@@ -33,7 +33,7 @@ _BY = {
     "listening": "vmckpt dashboard --serve",
 }  # fmt: skip
 """What functions of tests put before their arguments."""
-_GROUPS = {"snapshot": 2, "policy": 2, "maintenance": 2, "lab": 2}
+_GROUPS = {"snapshot": 2, "policy": 2, "maintenance": 2, "lab": 2, "audit": 2}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The command line of `vmckpt`: its commands, and the mapping of errors to exit codes."""
 
+import functools
 import importlib
 import logging
 import os
@@ -14,7 +15,7 @@ from vmckpt.cli import output
 from vmckpt.cli.arguments import help_alone
 from vmckpt.cli.commands import Place, place_of, places
 from vmckpt.errors import BadInput, VmckptError
-from vmckpt.journal import location
+from vmckpt.journal import controller_identity, location
 
 # Typer bundles click and does not export ClickException, the base class of BadParameter.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
@@ -49,7 +50,23 @@ def loaded(name: str, place: Place) -> Any:
     group = found.registered_callback or len(found.registered_commands) > 1
     made = typer.main.get_group(found) if group else typer.main.get_command(found)
     made.name = name
+    _declare(f"vmckpt {name}", made)
     return made
+
+
+def _declare(path: str, command: Any) -> None:
+    """Make a command and its subcommands declare, when they run, what this process runs."""
+    for name, one in getattr(command, "commands", {}).items():
+        _declare(f"{path} {name}", one)
+    if (callback := command.callback) is None:
+        return
+
+    @functools.wraps(callback)
+    def declared(*args: Any, **options: Any) -> Any:
+        controller_identity.runs(path)
+        return callback(*args, **options)
+
+    command.callback = declared
 
 
 def _shortened(text: str, room: int) -> str:

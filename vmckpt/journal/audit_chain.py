@@ -9,10 +9,62 @@ compute a new chain. Only a copy of the head in another place detects that, or a
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
+from enum import StrEnum
+from typing import Any
+
+from vmckpt.journal.records import utc
 
 START = "0" * 64
 """The previous digest of the first entry."""
+
+
+class What(StrEnum):
+    """What happened."""
+
+    BEGAN = "began"
+    TAKEN_OVER = "taken-over"
+    """Another process became the controller of the operation."""
+    REQUESTED = "requested"
+    """Another command sent a request, such as "cancel", to the operation."""
+    INTENDED = "intended"
+    """A step was about to be taken."""
+    CONCLUDED = "concluded"
+    """The step ended, or its state was determined."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actor:
+    """The process that did it, and the user whose rights the process had."""
+
+    uid: int
+    """The real user ID, from the kernel."""
+    user: str
+    """The name of this user."""
+    sudo_user: str | None
+    """The user that called sudo, from the process's environment: a hint, which root can forge."""
+    command: str
+    """The command, such as "vmckpt migrate"; of another program, the program's name."""
+    host: str
+    """The name of the controller's machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """What happened to a job."""
+
+    what: str
+    """One of `What`; of an edited entry, any text."""
+    job: str | None
+    kind: str | None
+    guest: str | None
+    source: str | None
+    target: str | None
+    step: str | None = None
+    """The name of the step or of the request."""
+    outcome: str | None = None
+    """The outcome of the job, or the state of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +73,16 @@ class AuditFact:
 
     at_ms: int
     """Milliseconds since 1970 (UTC): an integer has the same digits in every database."""
-    user: str
-    """The user that started the operation, as user@host."""
-    controller_host: str
-    what: str
-    """"began", "ended", or the name of a step."""
-    job: str
-    kind: str
-    guest: str
-    source: str | None
-    target: str | None
-    outcome: str | None
+    actor: Actor
+    deed: Deed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The last entry of a trail, as recorded in another place."""
+
+    seq: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +94,24 @@ class AuditEntry:
     fact: AuditFact
     previous: str
     digest: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `vmckpt audit list --json` prints."""
+        fields = {
+            "seq": self.seq,
+            "at_ms": self.fact.at_ms,
+            **asdict(self.fact.actor),
+            **asdict(self.fact.deed),
+            "previous": self.previous,
+            "digest": self.digest,
+        }
+        # An edited entry may contain values of any type.
+        whole = {name: fields.pop(name) for name in ("seq", "at_ms", "uid")}
+        return {
+            "at": _utc(self.fact.at_ms),
+            **{name: one if isinstance(one, int) else None for name, one in whole.items()},
+            **{name: None if one is None else str(one) for name, one in fields.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,56 +132,64 @@ class Verified:
     """The digest of the last of these entries; START if there are none."""
     broken: Broken | None
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `vmckpt audit verify --json` prints."""
+        broken = None if self.broken is None else asdict(self.broken)
+        return {"entries": self.entries, "head": self.head, "broken": broken}
+
 
 def digest(seq: int, fact: AuditFact, previous: str) -> str:
     """Return the SHA-256 digest of an entry, as hex digits."""
-    fields = [
-        seq,
-        fact.at_ms,
-        fact.user,
-        fact.controller_host,
-        fact.what,
-        fact.job,
-        fact.kind,
-        fact.guest,
-        fact.source,
-        fact.target,
-        fact.outcome,
-        previous,
-    ]
-    # A JSON list separates the fields unambiguously, and null differs from an empty text.
-    return hashlib.sha256(json.dumps(fields, separators=(",", ":")).encode()).hexdigest()
+    fields = [seq, fact.at_ms, *astuple(fact.actor), *astuple(fact.deed), previous]
+    # A JSON list separates the fields unambiguously, and null differs from an empty text. Only
+    # edited fields have other types.
+    text = json.dumps(fields, separators=(",", ":"), default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def following(last: AuditEntry | None, fact: AuditFact) -> AuditEntry:
-    """Return the entry that appends `fact` after the last entry; None: the trail is empty."""
-    seq, previous = (1, START) if last is None else (last.seq + 1, last.digest)
+def following(head: Head | None, fact: AuditFact) -> AuditEntry:
+    """Return the entry that appends `fact` after the head; None: the trail is empty."""
+    seq, previous = (1, START) if head is None else (head.seq + 1, head.digest)
     return AuditEntry(seq=seq, fact=fact, previous=previous, digest=digest(seq, fact, previous))
 
 
-def verify(entries: Iterable[AuditEntry], known_head: str | None = None) -> Verified:
+def verify(
+    entries: Iterable[AuditEntry], known_head: str | None = None, recorded: Head | None = None
+) -> Verified:
     """Verify the chain, and find the first broken entry.
 
     `entries`: all entries, sorted by number. `known_head`: a head that was kept in another place.
     It may be older than the trail's head; if no entry has this digest, the end of the trail was
-    removed or the trail was rewritten.
+    removed or the trail was rewritten. `recorded`: the head that the journal recorded before the
+    entries were read.
     """
     last: AuditEntry | None = None
     found = known_head in (None, START)
     for entry in entries:
         if (why := _fault(last, entry)) is not None:
             return _result(last, Broken(seq=entry.seq, why=why))
+        if recorded is not None and entry.seq == recorded.seq and entry.digest != recorded.digest:
+            why = "the entry differs from the head that the journal recorded: it was replaced"
+            return _result(last, Broken(seq=entry.seq, why=why))
         last = entry
         found = found or entry.digest == known_head
+    seq = 1 if last is None else last.seq + 1
+    if recorded is not None and recorded.seq >= seq:
+        those = (
+            f"entries {seq} to {recorded.seq} were" if recorded.seq > seq else f"entry {seq} was"
+        )
+        return _result(last, Broken(seq=seq, why=f"{those} removed from the end"))
     if found:
         return _result(last, None)
-    seq = 1 if last is None else last.seq + 1
     why = "no entry has the known head: the end was removed, or the trail was rewritten"
     return _result(last, Broken(seq=seq, why=why))
 
 
 def _fault(last: AuditEntry | None, entry: AuditEntry) -> str | None:
     expected, previous = (1, START) if last is None else (last.seq + 1, last.digest)
+    seq: Any = entry.seq  # SQLite stores any type in any column
+    if not isinstance(seq, int):
+        return "the number is invalid"
     if entry.seq < expected:
         return f"number {entry.seq} is used twice or is invalid"
     if entry.seq > expected:
@@ -124,6 +201,14 @@ def _fault(last: AuditEntry | None, entry: AuditEntry) -> str | None:
     if entry.previous != previous:
         return "the entry does not follow the previous entry: one of them was replaced"
     return None
+
+
+def _utc(at_ms: int) -> str | None:
+    """Format a time; None for a time that was edited and is invalid."""
+    try:
+        return utc(at_ms / 1000)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def _result(last: AuditEntry | None, broken: Broken | None) -> Verified:

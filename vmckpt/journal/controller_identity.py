@@ -6,24 +6,58 @@ Linux only, because it reads /proc.
 import os
 import pwd
 import socket
+import sys
 from functools import cache
 from pathlib import Path
 
+from vmckpt.journal.audit_chain import Actor
 from vmckpt.journal.records import ControllerIdentity
 
 _GONE = ("Z", "X", "x")
 """States of a terminated process, including a zombie, for which the parent has not waited yet."""
 
 
+class _Program:
+    command: str | None = None
+    """The command of vmckpt that this process runs; None: the process is another program."""
+
+
+def runs(command: str) -> None:
+    """Declare the command that this process runs, such as "vmckpt migrate", for the audit trail."""
+    _Program.command = command
+
+
+def actor() -> Actor:
+    """Return the user and the command of this process, for the audit trail.
+
+    The command contains no arguments, because they may contain secrets.
+    """
+    uid = os.getuid()
+    return Actor(
+        uid=uid,
+        user=_user_name(uid),
+        sudo_user=(_text(os.environ.get("SUDO_USER", "")) or None) if uid == 0 else None,
+        command=_text(_Program.command or Path(sys.argv[0]).name) or "python",
+        host=socket.gethostname(),
+    )
+
+
+def _text(value: str) -> str:
+    """Return a text that every database can store."""
+    return value.encode("utf-8", "replace").decode()
+
+
 def asked_by() -> str:
     """Return user@host for this process's user or, under sudo, for the user that called sudo."""
     user = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
-    if not user:
-        try:
-            user = pwd.getpwuid(os.geteuid()).pw_name
-        except KeyError:
-            user = str(os.geteuid())
-    return f"{user}@{socket.gethostname()}"
+    return f"{user or _user_name(os.geteuid())}@{socket.gethostname()}"
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def asked_from() -> str | None:

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Float, Select, Table, and_, func, literal, or_, select
 
 from vmckpt.errors import BadInput, meant
-from vmckpt.journal import leases, migration_history, row_mapping, schema
+from vmckpt.journal import audit_trail, leases, migration_history, row_mapping, schema
+from vmckpt.journal.audit_chain import AuditEntry, Verified
 from vmckpt.journal.database import Database
 from vmckpt.journal.migration_history import PastMove
 from vmckpt.journal.records import (
@@ -266,6 +267,16 @@ class Reader:
         """Return active operations that are delegated to agents, the oldest first."""
         found = self.operations(active=True)
         return [one for one in reversed(found) if one.controller.entrusted]
+
+    def audit(
+        self, *, guest: str | None = None, since: float | None = None, limit: int = _MOST
+    ) -> list[AuditEntry]:
+        """Return entries of the audit trail. See `audit_trail.entries`."""
+        return audit_trail.entries(self._database, guest=guest, since=since, limit=limit)
+
+    def verify_audit(self, known_head: str | None = None) -> Verified:
+        """Verify the audit trail. See `audit_trail.verify`."""
+        return audit_trail.verify(self._database, known_head)
 
     def requests(self, id_: str) -> list[Request]:
         return self._requests(schema.requests.c.operation == id_)

@@ -146,6 +146,34 @@ leases = Table(
     Index("leases_by_operation", "operation"),
 )
 
+# Hash-chained (see `audit_chain`). It refers to no operation, so pruning keeps its rows.
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("uid", BigInteger, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("sudo_user", Text),
+    Column("command", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("what", Text, nullable=False),
+    Column("job", Text),
+    Column("kind", Text),
+    Column("guest", Text),
+    Column("source", Text),
+    Column("target", Text),
+    Column("step", Text),
+    Column("outcome", Text),
+    Column("previous", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Index("audit_by_guest", "guest"),
+    Index("audit_by_time", "at_ms"),
+)
+
+AUDIT_HEAD = "audit_head"
+"""Key in `meta` for the last number and digest in `audit`. Writers lock this row."""
+
 PRUNED_AT = "pruned_at"
 """Key in `meta` for the time of the last pruning. The row always exists."""
 
@@ -190,7 +218,40 @@ def _second(connection: Connection) -> None:
         connection.exec_driver_sql(statement)
 
 
-MIGRATIONS: Sequence[Callable[[Connection], None]] = (_second,)
+_THIRD = (
+    """CREATE TABLE audit (
+        seq BIGINT NOT NULL PRIMARY KEY,
+        at_ms BIGINT NOT NULL,
+        uid BIGINT NOT NULL,
+        "user" TEXT NOT NULL,
+        sudo_user TEXT,
+        command TEXT NOT NULL,
+        host TEXT NOT NULL,
+        what TEXT NOT NULL,
+        job TEXT,
+        kind TEXT,
+        guest TEXT,
+        source TEXT,
+        target TEXT,
+        step TEXT,
+        outcome TEXT,
+        previous TEXT NOT NULL,
+        digest TEXT NOT NULL
+    )""",
+    "CREATE INDEX audit_by_guest ON audit (guest)",
+    "CREATE INDEX audit_by_time ON audit (at_ms)",
+    """INSERT INTO meta SELECT 'audit_head', '0'
+        WHERE NOT EXISTS (SELECT 1 FROM meta WHERE "key" = 'audit_head')""",
+)
+
+
+def _third(connection: Connection) -> None:
+    """Migrate to version 3: add the audit trail, which begins empty."""
+    for statement in _THIRD:
+        connection.exec_driver_sql(statement)
+
+
+MIGRATIONS: Sequence[Callable[[Connection], None]] = (_second, _third)
 """Functions that migrate the tables: the first migrates version 1 to version 2, and so on."""
 
 
@@ -229,7 +290,8 @@ def prepare(connection: Connection, where: str) -> None:
     if found is None:
         metadata.create_all(connection)
         known = str(1 + len(MIGRATIONS))
-        rows = [{"key": "version", "value": known}, {"key": PRUNED_AT, "value": "0"}]
+        first = {"version": known, PRUNED_AT: "0", AUDIT_HEAD: "0"}
+        rows = [{"key": key, "value": value} for key, value in first.items()]
         connection.execute(insert(meta), rows)
         return
     for number, migrate in enumerate(MIGRATIONS[found - 1 :], start=found + 1):

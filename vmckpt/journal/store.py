@@ -3,22 +3,25 @@
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from vmckpt.errors import BadInput, JournalError
 from vmckpt.journal import (
+    audit_trail,
     controller_identity,
     leases,
     open_database,
     row_mapping,
     schema,
+    systemd_log,
     transactions,
 )
 from vmckpt.journal import location as locations
 from vmckpt.journal import prune as journal_prune
+from vmckpt.journal.audit_chain import AuditEntry, Deed, What
 from vmckpt.journal.queries import Reader
 from vmckpt.journal.records import (
     Batch,
@@ -38,6 +41,8 @@ from vmckpt.journal.serialization import plain
 from vmckpt.lease import controller_lease
 from vmckpt.lease.controller_lease import Fence
 from vmckpt.units import Seconds
+
+T = TypeVar("T")
 
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 """Letters and digits, except characters that are easily confused: 0 and o; 1, i and l."""
@@ -105,10 +110,15 @@ class Journal(Reader):
         made = insert(schema.operations).values(
             began_at=now, alive_until=now + controller_lease.TTL, **row
         )
+
+        def work(connection: Connection) -> tuple[None, Deed]:
+            connection.execute(made.values(id=id_))
+            return None, audit_trail.about_job(connection, id_, What.BEGAN)
+
         for attempt in range(40):
             id_ = new_id(new.kind, 4 + attempt // 10)
             try:
-                self._execute(made.values(id=id_))
+                self._audited(work)
             except JournalError as exc:
                 if not isinstance(exc.__cause__, IntegrityError):
                     raise
@@ -130,13 +140,32 @@ class Journal(Reader):
         lease, or if `by` is no longer the operation's controller.
         """
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> tuple[None, Deed | None]:
             transactions.guard(connection, id_, fence=fence, by=by)
-            self._put(connection, id_, batch)
+            return None, self._put(connection, id_, batch)
 
-        self._database.write(work)
+        self._audited(work)
 
-    def _put(self, connection: Connection, id_: str, batch: Batch) -> None:
+    def _audited(self, work: Callable[[Connection], tuple[T, Deed | None]]) -> T:
+        """Run `work` in a transaction that writes, and append its deed to the audit trail.
+
+        Returns the result of `work`.
+        """
+
+        def both(connection: Connection) -> tuple[T, AuditEntry | None]:
+            made, deed = work(connection)
+            if deed is None:
+                return made, None
+            actor, now = controller_identity.actor(), self._now()
+            return made, audit_trail.append(connection, self._database, actor, deed, now)
+
+        made, entry = self._database.write(both)
+        if entry is not None:  # it is committed: a head that does not exist must not be logged
+            systemd_log.audited(entry)
+        return made
+
+    def _put(self, connection: Connection, id_: str, batch: Batch) -> Deed | None:
+        """Write a batch. Returns the end, if the batch ends the operation."""
         if batch.changes:
             changed = update(schema.operations).where(schema.operations.c.id == id_)
             connection.execute(changed.values(plain(batch.changes)))
@@ -150,8 +179,7 @@ class Journal(Reader):
                 transactions.append(connection, table, id_, new)
         for request, ok, text in batch.answers:
             self._answer(connection, schema.requests.c.id == request, text, ok)
-        if batch.ending is not None:
-            self._end(connection, id_, *batch.ending)
+        return None if batch.ending is None else self._end(connection, id_, *batch.ending)
 
     def update(self, id_: str, changes: Changes) -> None:
         self.write(id_, Batch(changes=changes))
@@ -175,16 +203,16 @@ class Journal(Reader):
 
     def _end(
         self, connection: Connection, id_: str, outcome: str, report: Mapping[str, Any] | None
-    ) -> None:
+    ) -> Deed | None:
         table = schema.operations
         # Samples are stored in a separate table, in which they are thinned.
         kept = plain(report and {k: v for k, v in report.items() if k != "samples"})
         ended = {"state": State.ENDED, "outcome": outcome, "report": kept}
-        connection.execute(
+        first = connection.execute(
             update(table)
             .where(table.c.id == id_, table.c.ended_at.is_(None))
             .values(ended_at=self._now(), **ended)
-        )
+        ).rowcount
         # This must be in the same transaction as the end, because recovery undoes open steps of an
         # active operation.
         steps = schema.steps
@@ -197,6 +225,9 @@ class Journal(Reader):
         leases.release_all(connection, id_)
         theirs = schema.requests.c.operation == id_
         self._answer(connection, theirs, f"{id_} has ended: {outcome}", ok=False)
+        if not first:
+            return None
+        return audit_trail.about_job(connection, id_, What.ENDED, outcome=outcome)
 
     # Requests from other terminals
 
@@ -209,15 +240,16 @@ class Journal(Reader):
         row = {"operation": id_, "kind": kind, "arguments": plain(arguments), "asked_by": by}
         made = insert(schema.requests).values(asked_at=self._now(), **row)
 
-        def work(connection: Connection) -> int:
+        def work(connection: Connection) -> tuple[int, Deed]:
             found = transactions.stored_operation(connection, id_, lock=True)
             if found is None or not found.active:
                 outcome = "does not exist" if found is None else f"has ended: {found.outcome}"
                 raise BadInput(f"job {id_} {outcome}", hint="run vmckpt jobs --all")
             key = connection.execute(made).inserted_primary_key
-            return int(key[0]) if key else 0
+            deed = audit_trail.about_job(connection, id_, What.REQUESTED, step=kind)
+            return int(key[0]) if key else 0, deed
 
-        return self._database.write(work)
+        return self._audited(work)
 
     def take_requests(self, id_: str) -> list[Request]:
         """Take and return an operation's new requests. The caller must answer each request."""
@@ -310,11 +342,13 @@ class Journal(Reader):
         operation holds the guest's lease.
         """
         me = controller_identity.this_process()
-        return self._database.write(
-            lambda connection: leases.take_over(
-                connection, self._database, operation, now=self._now(), by=me
-            )
-        )
+
+        def work(connection: Connection) -> tuple[Fence | None, Deed]:
+            now = self._now()
+            fence = leases.take_over(connection, self._database, operation, now=now, by=me)
+            return fence, audit_trail.about_job(connection, operation.id, What.TAKEN_OVER)
+
+        return self._audited(work)
 
     def leave(self, id_: str, *, by: ControllerIdentity | None = None) -> None:
         """Give up control of an active operation, so that recovery can take it over immediately.
@@ -351,12 +385,13 @@ class Journal(Reader):
         """
         row = {"name": name, "intent": plain(intent), "state": StepState.INTENDED}
 
-        def work(connection: Connection) -> int:
+        def work(connection: Connection) -> tuple[int, Deed]:
             transactions.guard(connection, id_, fence=fence, by=by, active=True)
             new = {**row, "began_at": self._now()}
-            return transactions.append_one(connection, schema.steps, id_, new)
+            number = transactions.append_one(connection, schema.steps, id_, new)
+            return number, audit_trail.about_job(connection, id_, What.INTENDED, step=name)
 
-        return self._database.write(work)
+        return self._audited(work)
 
     def conclude(
         self,
@@ -377,12 +412,18 @@ class Journal(Reader):
         concluded = {"state": state, "result": plain(result), "ended_at": ended}
         this = (table.c.operation == id_, table.c.seq == seq)
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> tuple[None, Deed | None]:
             transactions.guard(connection, id_, fence=fence, by=by)
-            if connection.execute(update(table).where(*this).values(**concluded)).rowcount == 0:
+            changed = update(table).where(*this).values(**concluded).returning(table.c.name)
+            name = connection.execute(changed).scalar()
+            if name is None:
                 raise JournalError(f"{self}: {id_} has no step {seq}")
+            if ended is None:
+                return None, None
+            deed = {"step": name, "outcome": state}
+            return None, audit_trail.about_job(connection, id_, What.CONCLUDED, **deed)
 
-        self._database.write(work)
+        self._audited(work)
 
     def prune(
         self, *, retention: Retention = journal_prune.RETENTION, budget: Seconds = Seconds(1.0)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from vmckpt.journal import wording
+from vmckpt.journal.audit_chain import AuditEntry
 from vmckpt.journal.records import MAINTENANCE, WHOLE_HOST, Batch, NewOperation, Operation
 from vmckpt.model.migration import Outcome
 
@@ -27,7 +28,10 @@ EVENT = "b67d89a763d94b3c9ceb252b72acaf3d"
 ENDED = "4037e1d9d16e42f7bdb9ac89757c7f9a"
 """MESSAGE_ID of the end of an operation."""
 
-_CRITICAL, _ERROR, _NOTICE, _INFO = 2, 3, 5, 6
+AUDITED = "4f0c51c0a2d84d0f9f3fbb6a7a0e35d1"
+"""MESSAGE_ID of an entry of the audit trail."""
+
+_CRITICAL, _ERROR, _NOTICE, _INFO, _DEBUG = 2, 3, 5, 6, 7
 _PRIORITIES: Mapping[str, int] = {
     Outcome.COMPLETED: _INFO, Outcome.PLANNED: _INFO, Outcome.CANCELLED: _NOTICE,
     Outcome.LOST: _CRITICAL, Outcome.UNKNOWN: _CRITICAL, Outcome.POST_COPY_PAUSED: _CRITICAL,
@@ -84,19 +88,40 @@ class SystemdLog:
     def _send(
         self, id_: str, event: str, priority: int, text: str, outcome: str | None = None
     ) -> None:
-        path = os.environ.get(VARIABLE, _SOCKET)
-        if path == "none" or not os.path.exists(path):  # noqa: PTH110 – also of invalid paths
-            return
         about = {**self._operation, "EVENT": event, "OUTCOME": outcome}
         if about["KIND"] in (*WHOLE_HOST, MAINTENANCE):
             about["GUEST"] = None  # the record has the host's name there
-        fields = {
-            "MESSAGE": text, "MESSAGE_ID": id_, "PRIORITY": str(priority),
-            "SYSLOG_IDENTIFIER": "vmckpt",
-            **{f"VMCKPT_{name}": value for name, value in about.items() if value is not None},
-        }  # fmt: skip
-        with suppress(OSError):
-            _write(path, encoded(fields))
+        _log(id_, priority, text, about)
+
+
+def audited(entry: AuditEntry) -> None:
+    """Log the number and the digest of an entry of the audit trail, which becomes its head.
+
+    The copy reveals that the trail was rewritten or its end was removed. Does not wait or raise.
+    """
+    deed, actor = entry.fact.deed, entry.fact.actor
+    about = {
+        "EVENT": "audited", "JOB": deed.job, "KIND": deed.kind, "SOURCE": deed.source,
+        "GUEST": None if deed.kind in (*WHOLE_HOST, MAINTENANCE) else deed.guest,
+        "TARGET": deed.target, "OUTCOME": deed.outcome, "AUDIT_SEQ": str(entry.seq),
+        "AUDIT_HEAD": entry.digest,
+    }  # fmt: skip
+    what = " ".join(str(one) for one in (deed.what, deed.step, deed.outcome) if one)
+    text = f"audit entry {entry.seq}, {actor.user}: {deed.job} {what}; head {entry.digest}"
+    _log(AUDITED, _DEBUG, text, about)
+
+
+def _log(id_: str, priority: int, text: str, about: Mapping[str, str | None]) -> None:
+    path = os.environ.get(VARIABLE, _SOCKET)
+    if path == "none" or not os.path.exists(path):  # noqa: PTH110 – also of invalid paths
+        return
+    fields = {
+        "MESSAGE": text, "MESSAGE_ID": id_, "PRIORITY": str(priority),
+        "SYSLOG_IDENTIFIER": "vmckpt",
+        **{f"VMCKPT_{name}": value for name, value in about.items() if value is not None},
+    }  # fmt: skip
+    with suppress(OSError):
+        _write(path, encoded(fields))
 
 
 def encoded(fields: Mapping[str, str]) -> bytes:

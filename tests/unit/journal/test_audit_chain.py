@@ -1,39 +1,45 @@
 """Verification of the audit trail finds the first edited, removed or reordered entry."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from vmckpt.journal.audit_chain import (
     START,
+    Actor,
     AuditEntry,
     AuditFact,
+    Deed,
+    Head,
     Verified,
+    What,
     digest,
     following,
     verify,
 )
 
-_FACT = AuditFact(
-    at_ms=1_700_000_000_000,
-    user="ann@desk",
-    controller_host="ctl",
-    what="began",
-    job="m-7k3f",
-    kind="migrate",
-    guest="web",
-    source="alpha",
-    target="beta",
-    outcome=None,
+_ACTOR = Actor(uid=0, user="root", sudo_user="ann", command="vmckpt migrate", host="ctl")
+_DEED = Deed(
+    what=What.BEGAN, job="m-7k3f", kind="migrate", guest="web", source="alpha", target="beta"
 )
+_FACT = AuditFact(at_ms=1_700_000_000_000, actor=_ACTOR, deed=_DEED)
 
 
-def _trail(count: int) -> list[AuditEntry]:
+def _trail(count: int, fact: AuditFact = _FACT) -> list[AuditEntry]:
     made: list[AuditEntry] = []
     for number in range(count):
-        fact = replace(_FACT, at_ms=_FACT.at_ms + number)
-        made.append(following(made[-1] if made else None, fact))
+        later = replace(fact, at_ms=fact.at_ms + number)
+        made.append(following(_head(made[-1]) if made else None, later))
     return made
+
+
+def _head(entry: AuditEntry) -> Head:
+    return Head(seq=entry.seq, digest=entry.digest)
+
+
+def _with(fact: AuditFact, **deed: Any) -> AuditFact:
+    return replace(fact, deed=replace(fact.deed, **deed))
 
 
 def _broken(entries: list[AuditEntry], head: str | None = None) -> tuple[int, str]:
@@ -51,28 +57,50 @@ def test_an_untouched_trail_is_valid() -> None:
     assert verify(trail) == Verified(entries=5, head=trail[-1].digest, broken=None)
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(AuditFact)])
-def test_an_edit_of_each_field_is_found(name: str) -> None:
+@pytest.mark.parametrize("part", ["at_ms", *(f"actor.{one.name}" for one in fields(Actor)),
+                                  *(f"deed.{one.name}" for one in fields(Deed))])  # fmt: skip
+def test_an_edit_of_each_field_is_found(part: str) -> None:
     trail = _trail(4)
-    value = 1 if name == "at_ms" else "other"
-    trail[2] = replace(trail[2], fact=replace(trail[2].fact, **{name: value}))
+    fact = trail[2].fact
+    owner, _, name = part.rpartition(".")
+    value: Any = 1 if name in ("at_ms", "uid") else "other"
+    if owner:
+        edited = replace(fact, **{owner: replace(getattr(fact, owner), **{name: value})})
+    else:
+        edited = replace(fact, at_ms=value)
+    trail[2] = replace(trail[2], fact=edited)
     assert _broken(trail) == (3, "the entry was edited")
     assert verify(trail).head == trail[1].digest
 
 
+def test_the_digest_of_an_entry_never_changes() -> None:
+    """Trails that exist must stay valid: whatever changes this value breaks them all."""
+    assert digest(1, _FACT, START) == (
+        "44264ec73fa67b73bc82a64c523241ba26af8328f2f4fe54017ff16484c2c5af"
+    )
+
+
+def test_a_value_of_a_type_that_json_lacks_is_an_edit() -> None:
+    trail = _trail(2)
+    trail[1] = replace(trail[1], fact=_with(trail[1].fact, guest=b"web"))
+    assert _broken(trail) == (2, "the entry was edited")
+    odd: Any = "2"
+    assert _broken([trail[0], replace(trail[1], seq=odd)])[1] == "the number is invalid"
+
+
 def test_no_value_and_an_empty_text_differ() -> None:
-    assert digest(1, _FACT, START) != digest(1, replace(_FACT, outcome=""), START)
+    assert digest(1, _FACT, START) != digest(1, _with(_FACT, outcome=""), START)
 
 
 def test_text_cannot_move_from_one_field_to_the_next() -> None:
-    one = replace(_FACT, kind='a","b', guest="c")
-    other = replace(_FACT, kind="a", guest='b","c')
+    one = _with(_FACT, kind='a","b', guest="c")
+    other = _with(_FACT, kind="a", guest='b","c')
     assert digest(1, one, START) != digest(1, other, START)
 
 
 def test_an_edit_with_a_new_digest_is_found_at_the_next_entry() -> None:
     trail = _trail(4)
-    trail[1] = following(trail[0], replace(trail[1].fact, guest="other"))
+    trail[1] = following(_head(trail[0]), _with(trail[1].fact, guest="other"))
     assert _broken(trail)[0] == 3
 
 
@@ -117,8 +145,28 @@ def test_an_older_known_head_is_valid() -> None:
 
 def test_only_a_known_head_reveals_a_rewritten_trail() -> None:
     head = _trail(3)[-1].digest
-    forged: list[AuditEntry] = []
-    for _ in range(3):
-        forged.append(following(forged[-1] if forged else None, replace(_FACT, user="eve@x")))
+    forged = _trail(3, replace(_FACT, actor=replace(_ACTOR, user="eve")))
     assert verify(forged).broken is None
     assert verify(forged, head).broken is not None
+
+
+def test_the_recorded_head_reveals_a_removed_end() -> None:
+    trail = _trail(5)
+    recorded = _head(trail[-1])
+    assert verify(trail, recorded=recorded).broken is None
+    assert verify(_trail(7), recorded=recorded).broken is None  # appended in the meantime
+    found = verify(trail[:3], recorded=recorded)
+    assert found.broken is not None
+    assert (found.broken.seq, found.broken.why) == (4, "entries 4 to 5 were removed from the end")
+    found = verify(trail[:4], recorded=recorded)
+    assert found.broken is not None
+    assert found.broken.why == "entry 5 was removed from the end"
+
+
+def test_the_recorded_head_reveals_a_replaced_last_entry() -> None:
+    trail = _trail(3)
+    forged = [*trail[:2], following(_head(trail[1]), _with(trail[2].fact, guest="other"))]
+    assert verify(forged).broken is None
+    found = verify(forged, recorded=_head(trail[2]))
+    assert found.broken is not None
+    assert (found.broken.seq, found.entries) == (3, 2)

@@ -55,7 +55,7 @@ def test_a_newer_schema_is_refused_in_one_line_and_left_alone(path: Path) -> Non
         raw.execute("UPDATE meta SET value = '9' WHERE key = 'version'")
     raw.close()
 
-    why = "has schema version 9, but this vmckpt supports versions up to 2"
+    why = "has schema version 9, but this vmckpt supports versions up to 3"
     with pytest.raises(JournalError, match=why) as caught:
         Journal(path)
     assert "\n" not in str(caught.value)
@@ -68,18 +68,18 @@ def test_an_older_schema_is_migrated_step_by_step(
     Journal(path).close()
     done = []
 
-    def third(connection: Connection) -> None:
-        done.append(3)
+    def fourth(connection: Connection) -> None:
+        done.append(4)
         connection.execute(text("ALTER TABLE operations ADD COLUMN colour TEXT"))
 
-    steps = (*schema.MIGRATIONS, third, lambda _: done.append(4))
+    steps = (*schema.MIGRATIONS, fourth, lambda _: done.append(5))
     monkeypatch.setattr(schema, "MIGRATIONS", steps)
     Journal(path).close()
     Journal(path).close()
 
-    assert done == [3, 4]
+    assert done == [4, 5]
     with sqlite3.connect(path) as raw:
-        assert raw.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() == ("4",)
+        assert raw.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() == ("5",)
         raw.execute("SELECT colour FROM operations")
     raw.close()
 

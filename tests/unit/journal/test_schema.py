@@ -10,13 +10,15 @@ import pytest
 from sqlalchemy import create_engine, inspect
 
 from tests.support import postgres
+from tests.support.journals import WEB1
 from tests.support.paths import FIXTURES
 from vmckpt.errors import JournalError
 from vmckpt.journal import schema
 from vmckpt.journal.records import StepState
 from vmckpt.journal.store import Journal
 
-GOLDEN = FIXTURES / "journal_v1.sql"
+VERSIONS = (1, 2)
+"""Schema versions of which tests/fixtures has a journal."""
 TABLES = ("operations", "events", "samples", "forecasts", "requests")
 OPENER = """
 import sys
@@ -31,9 +33,14 @@ with Journal(sys.argv[1]) as journal:
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     """A journal of version 1, as it was left."""
-    path = tmp_path / "journal.db"
+    return left(tmp_path, 1)
+
+
+def left(folder: Path, version: int) -> Path:
+    """A journal of that version, as it was left."""
+    path = folder / "journal.db"
     with sqlite3.connect(path) as raw:
-        raw.executescript(GOLDEN.read_text())
+        raw.executescript((FIXTURES / f"journal_v{version}.sql").read_text())
         raw.execute("PRAGMA journal_mode=WAL")
     raw.close()
     return path
@@ -119,8 +126,9 @@ def test_a_migrated_journal_can_all_that_a_new_one_can(old: Path) -> None:
         assert (fence.token, len(journal.steps("r-cccc"))) == (1, 1)
 
 
-def test_a_migrated_journal_has_the_tables_of_a_new_one(old: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new.db"
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_migrated_journal_has_the_tables_of_a_new_one(version: int, tmp_path: Path) -> None:
+    old, new = left(tmp_path, version), tmp_path / "new.db"
 
     def tables(path: Path) -> object:
         Journal(path).close()
@@ -142,10 +150,43 @@ def test_a_migrated_journal_has_the_tables_of_a_new_one(old: Path, tmp_path: Pat
     assert tables(old) == tables(new)
 
 
+def test_a_journal_of_version_2_gets_an_audit_trail_and_keeps_its_steps_and_leases(
+    tmp_path: Path,
+) -> None:
+    old = left(tmp_path, 2)
+    before = content(old)
+    with Journal(old) as journal:
+        assert content(old) == before
+        assert (journal.verify_audit().entries, journal.verify_audit().broken) == (0, None)
+        assert [one.state for one in journal.steps("s-eeee")] == [StepState.INTENDED]
+        holder = journal.holder("guest/u-2")
+        assert holder is not None
+        assert holder.id == "s-eeee"
+        journal.finish("s-eeee", "failed", None)
+        (entry,) = journal.audit()
+    assert (entry.seq, entry.fact.deed.job, entry.fact.deed.what) == (1, "s-eeee", "ended")
+
+
+def test_a_journal_of_version_2_on_a_server_gets_an_audit_trail(
+    postgresql: postgres.Server,
+) -> None:
+    place = postgresql.place()
+    Journal(place).close()
+    schema_name = place.rpartition("%3D")[2]
+    for statement in (
+        "DROP TABLE audit", "DELETE FROM meta WHERE key = 'audit_head'",
+        "UPDATE meta SET value = '2' WHERE key = 'version'",
+    ):  # fmt: skip
+        postgresql.sql(statement, schema_name)
+    with Journal(place) as journal:
+        journal.finish(journal.begin(WEB1), "completed", None)
+        assert (journal.verify_audit().entries, journal.verify_audit().broken) == (2, None)
+
+
 def test_several_that_migrate_at_once_do_it_once(old: Path) -> None:
     assert all_at_once(old) == ["3\n"] * 3
     with sqlite3.connect(old) as raw:
-        assert raw.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() == ("2",)
+        assert raw.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() == ("3",)
     raw.close()
 
 
@@ -160,7 +201,7 @@ def test_a_newer_journal_on_a_server_is_refused_by_its_name(postgresql: postgres
     postgresql.sql("UPDATE meta SET value = '9' WHERE key = 'version'", schema_name)
 
     with pytest.raises(
-        JournalError, match=r"^journal postgresql://.* has schema version 9, .* up to 2"
+        JournalError, match=r"^journal postgresql://.* has schema version 9, .* up to 3"
     ):
         Journal(place)
 
@@ -168,7 +209,7 @@ def test_a_newer_journal_on_a_server_is_refused_by_its_name(postgresql: postgres
 def test_looking_migrates_nothing(old: Path) -> None:
     with pytest.raises(JournalError, match="has the old schema version 1; run a command that"):
         Journal(old, read_only=True)
-    assert 1 + len(schema.MIGRATIONS) == 2
+    assert 1 + len(schema.MIGRATIONS) == 3
     with sqlite3.connect(old) as raw:
         assert raw.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() == ("1",)
     raw.close()

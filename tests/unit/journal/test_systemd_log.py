@@ -12,8 +12,9 @@ from tests.support.paths import ROOT
 from tests.support.recording import WEB1
 from vmckpt import inventory
 from vmckpt.app import migration
+from vmckpt.errors import JournalError
 from vmckpt.journal import controller_identity, maintenance, recorder, systemd_log
-from vmckpt.journal.records import NewOperation
+from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.journal.systemd_log import BEGAN, ENDED, EVENT, SystemdLog, encoded
 from vmckpt.model.events import PhaseChanged
@@ -50,6 +51,10 @@ class Journald:
         self.files = 0
 
     def taken(self) -> list[Entry]:
+        """All entries, except those of the audit trail."""
+        return [one for one in self.all() if one["MESSAGE_ID"] != systemd_log.AUDITED]
+
+    def all(self) -> list[Entry]:
         entries: list[Entry] = []
         while True:
             try:
@@ -198,3 +203,27 @@ def test_an_entry_has_the_form_of_the_protocol() -> None:
 def test_the_page_lists_the_ids() -> None:
     page = (ROOT / "docs/monitoring.md").read_text()
     assert [one for one in (BEGAN, EVENT, ENDED) if f"`{one}`" not in page] == []
+
+
+def test_each_head_of_the_audit_trail_is_logged(journald: Journald, tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.db") as journal:
+        job = journal.begin(WEB1)
+        journal.finish(job, Outcome.COMPLETED, None)
+        trail = journal.audit()
+    began, ended = journald.all()
+    assert [one["VMCKPT_AUDIT_HEAD"] for one in (began, ended)] == [one.digest for one in trail]
+    assert (ended["VMCKPT_AUDIT_SEQ"], ended["VMCKPT_EVENT"], ended["PRIORITY"]) == (
+        "2", "audited", "7",
+    )  # fmt: skip
+    assert (ended["VMCKPT_JOB"], ended["VMCKPT_GUEST"]) == (job, "web1")
+    assert f"{job} ended completed; head {trail[-1].digest}" in ended["MESSAGE"]
+
+
+def test_the_head_of_a_transaction_that_failed_is_not_logged(
+    journald: Journald, tmp_path: Path
+) -> None:
+    with Journal(tmp_path / "journal.db") as journal:
+        job = journal.begin(WEB1)
+        with pytest.raises(JournalError, match="has no step 9"):
+            journal.conclude(job, 9, StepState.DONE, None, None)
+    assert [one["VMCKPT_AUDIT_SEQ"] for one in journald.all()] == ["1"]
