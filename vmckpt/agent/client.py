@@ -162,8 +162,8 @@ async def ensure_agent(
 ) -> tuple[str, ...]:
     """Return the command that starts an agent on a host; install the agent if necessary.
 
-    `remote`: a login to use. Raises RemoteError if the host has no agent and, with `install`, none
-    can be installed.
+    `remote`: a login to use; None: a shared or new login. Raises RemoteError if the host has no
+    agent and, with `install`, none can be installed.
     """
     if host.ssh is None:
         return _here(host)

@@ -75,9 +75,9 @@ async def guests(
 ) -> tuple[list[tuple[Host, Guest]], Mapping[str, str]]:
     """List the guests of all hosts, to find the host of a guest.
 
-    `within`: time limit for each host, in seconds. Returns the guests, each with its host, and the
-    errors of the hosts that do not answer, by host. Raises InventoryError if a host with guests
-    has, or may have, two names in the inventory.
+    `within`: time limit for each host, in seconds; None: no further limit. Returns the guests, each
+    with its host, and the errors of the hosts that do not answer, by host. Raises InventoryError if
+    a host with guests has, or may have, two names in the inventory.
     """
     found = await listing(inventory, within)
     same_host.require_distinct(found.same)
@@ -87,7 +87,7 @@ async def guests(
 async def listing(inventory: Inventory, within: Seconds | None = None) -> Listing:
     """List the guests of all hosts, and report hosts that have two names in the inventory.
 
-    `within`: time limit for each host, in seconds.
+    `within`: see `guests`.
     """
 
     async def one(hypervisor: Hypervisor) -> list[Guest] | str:

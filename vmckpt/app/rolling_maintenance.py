@@ -46,9 +46,9 @@ class RollingOptions:
     command: str
     """Shell command to run on the empty host; it may reboot the host."""
     before: str | None
-    """Shell command to run on the host before the first guest leaves; must not reboot the host."""
+    """Shell command, if any, to run before the first guest leaves; must not reboot the host."""
     after: str | None
-    """Shell command to run on the host after the guests are back."""
+    """Shell command to run on the host after the guests are back, if any."""
     policy: str | None
     limit: Seconds
     """Time limit for each command, in seconds."""
@@ -233,7 +233,7 @@ async def _started(remote: Remote) -> tuple[str, bool]:
 
 
 async def _unwell(inventory: Inventory, host: Host, left: str | None) -> str | None:
-    """Return what is wrong with a host, or None. `left`: the boot that `_run` returned."""
+    """Return what is wrong with a host, or None. `left`: the result of `_run`."""
     try:
         async with Remote(host) as remote:
             start, stopping = await _started(remote)

@@ -50,7 +50,8 @@ async def run(
 ) -> int:
     """Run the schedules until the caller stops the service. Returns the number of failures.
 
-    `identity`: opens encrypted snapshots for verification. `once`: do what is due now, then return.
+    `identity`: opens encrypted snapshots for verification; None: only sealed data is verified.
+    `once`: do what is due now, then return.
     `tell`: called with every event. `wishes`: options for metrics and alerts. Raises ReadOnly,
     JournalError, LeaseLost, BadInput, and OSError if the address for metrics cannot be bound.
     """

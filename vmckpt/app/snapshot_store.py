@@ -539,9 +539,9 @@ def rotate(
 ) -> Iterator[Rotated]:
     """Rewrap the data keys of all snapshots in the named stores, or in all stores.
 
-    `identity`: opens the data keys. `drop`: name of an administrator's key to remove. `dry_run`:
-    change nothing. Yields the result of each store. Raises ReadOnly, KeyRefused, StoreError,
-    InventoryError.
+    `identity`: opens the data keys. `drop`: name of an administrator's key to remove, if any.
+    `dry_run`: change nothing. Yields the result of each store. Raises ReadOnly, KeyRefused,
+    StoreError, InventoryError.
     """
     if not dry_run:
         inventory.may_act()

@@ -37,7 +37,7 @@ class ArrivalEstimates:
         return max((SETUP, *self._setups))
 
     def begins(self, name: str, checked: Checked | None, now: Seconds) -> None:
-        """Record that a move begins. `checked`: the plan's forecast for the move."""
+        """Record that a move begins. `checked`: the plan's forecast for the move, if any."""
         self._began[name] = now
         if checked is None:
             return
@@ -51,7 +51,7 @@ class ArrivalEstimates:
         self, name: str, estimate: Estimate, sample: JobSample, carried: BytesPerSecond | None
     ) -> None:
         """Update the estimate of a running move. `carried`: average bandwidth of its stream so
-        far."""
+        far; None: not known yet."""
         began = self._began.get(name)
         if began is not None and name not in self._measured:
             self._setups.append(Seconds(sample.at - began))

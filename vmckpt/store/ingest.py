@@ -153,8 +153,8 @@ class Ingest:
 
         `past` is ignored if the region's size has changed. `prints` is an array of zeros, one entry
         per unit, which is filled in for the next snapshot; None: not needed. `map_` is an array for
-        the map, initialised like the result of `nothing`. Raises StoreError, Cancelled, and any
-        error from reading the region.
+        the map, initialised like the result of `nothing`; None: a new array. Raises StoreError,
+        Cancelled, and any error from reading the region.
         """
         if map_ is None:
             map_ = nothing(region.kind, region.size)

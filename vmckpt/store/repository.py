@@ -74,8 +74,9 @@ class Store:
     def open(cls, backend: Backend, *, cache: Path | None = None) -> "Store":
         """Open a store.
 
-        `cache` is a directory on this host that caches pack indexes, shared by all stores. Raises
-        NotInStore if the backend contains no store, StoreNewer, and StoreError.
+        `cache` is a directory on this host that caches pack indexes, shared by all stores; None:
+        the indexes are kept in memory. Raises NotInStore if the backend contains no store,
+        StoreNewer, and StoreError.
         """
         try:
             raw = backend.get(_FORMAT)

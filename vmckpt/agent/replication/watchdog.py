@@ -41,8 +41,8 @@ def start_watchdog(
 ) -> WatchdogPage:
     """Start the watchdog of a QEMU process. It also monitors the calling process, the agent.
 
-    `kept_by`: the method that enforces the lease, from `kill_method`. Returns the page shared with
-    the watchdog. Raises WatchdogFailed, RemoteError, OSError.
+    `kept_by`: the method that enforces the lease, from `kill_method`; None: no lease to enforce.
+    Returns the page shared with the watchdog. Raises WatchdogFailed, RemoteError, OSError.
     """
     path = folder / watchdog_process.PAGE
     lasts = Seconds(0.0)

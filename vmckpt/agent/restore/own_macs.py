@@ -142,7 +142,7 @@ def _answers(agent: GuestAgent) -> bool:
 
 
 def _change(agent: GuestAgent, change: Change, seen: Sequence[GuestInterface]) -> str | None:
-    """Change the address of one card. Returns the reason if this failed."""
+    """Change the address of one card. Returns why this failed; None if it succeeded."""
     names = [one.name for one in seen if one.mac == change.old]
     if len(names) > 1:  # VLANs and bridges have the address of their card
         names = [name for name in names if _is_card(agent, name)]

@@ -49,7 +49,7 @@ class Memory:
     copy: int | None = None
     """Number of this capture, for the next capture; None: the next capture reads all memory."""
     since: int | None = None
-    """Number of the previous capture, to which `changed` refers."""
+    """Number of the previous capture, to which `changed` refers; None: unknown."""
     changed: Mapping[str, Flags] | None = None
     """For each block, the pages that may differ from the capture `since`; None: any page may."""
     copied: Mapping[str, Flags] | None = None

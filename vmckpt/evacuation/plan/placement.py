@@ -237,7 +237,7 @@ class _Planning:
 def cheapest(capacity: CapacityModel, tenant: Tenant, *, never: int | None = None) -> int | None:
     """Return the index of the host with the lowest cost for the guest; None if no host is allowed.
 
-    `never`: index of a host that must not be returned.
+    `never`: index of a host that must not be returned, if any.
     """
     may = capacity.allowed_hosts(tenant)
     if never is not None:

@@ -42,7 +42,7 @@ class Backend(Protocol):
         """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return an object, or `length` bytes of the object starting at `offset`.
+        """Return `length` bytes of an object, starting at `offset`; None: all bytes from there.
 
         Returns fewer bytes if the object ends before that. Raises NotInStore.
         """

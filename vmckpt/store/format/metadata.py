@@ -58,9 +58,9 @@ class Public:
     host: Word
     """The guest's host when the snapshot was created."""
     parent: SnapshotId | None
-    """The guest's previous snapshot, which is not needed to read this snapshot."""
+    """The guest's previous snapshot, if any, which is not needed to read this snapshot."""
     group: Annotated[str, Field(pattern=r"^g-[a-z2-7]{16}$")] | None
-    """ID of a group: snapshots of several guests, taken at the same time."""
+    """ID of a group (snapshots of several guests, taken at the same time); None: not in a group."""
     memory: Count
     disks: Count
     """Total size of the disks as the guest sees them, in bytes."""

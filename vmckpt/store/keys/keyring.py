@@ -297,7 +297,8 @@ def write(ring: Keyring, path: Path, passphrase: str | None, *, cost: int = COST
 def load(ring: Keyring, path: Path, passphrase: Passphrase | None) -> str:
     """Join the domain whose salt is in a file. Returns the domain's public ID.
 
-    `passphrase` is called if the file is protected by a passphrase. Raises KeyRefused.
+    `passphrase` is called if the file is protected by a passphrase; None: there is no terminal.
+    Raises KeyRefused.
     """
     told = key_files.read(path, secret=True)
     if told is None:
