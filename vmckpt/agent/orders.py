@@ -223,7 +223,7 @@ class ReplicaOrder:
     finder: str = ""
     """`look`: the method for finding changed pages; empty: the best method that works."""
     folder: str = ""
-    """`room`: directory for the new images. It may belong to another user."""
+    """`room`: directory for the new images, which may belong to another user."""
     files: Sequence[str] = ()
     """`room`: files that must exist on the host."""
 

@@ -1,6 +1,6 @@
 """Results of orders that create or restore a snapshot, for both agent and controller. Pure.
 
-Each `parse` reads an agent's answer, which is untrusted. It raises ValueError, TypeError,
+Each `parse` reads an agent's answer, which is untrusted, and raises ValueError, TypeError,
 LookupError or AttributeError if the answer is invalid; `client.sensible` maps these errors to
 RemoteError.
 """

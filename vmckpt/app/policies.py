@@ -27,7 +27,7 @@ def load_policies(
 
 
 def survey_policies(inventory: Inventory, folder: Path | None = None) -> Shelf:
-    """Load all valid policies, and collect the errors of the others.
+    """Load all valid policies, and collect the errors of the other policies.
 
     It must be possible to resume a broken migration even if a policy contains a syntax error.
     """

@@ -138,7 +138,7 @@ class Shown:
 
     looked: Looked
     stores: tuple[str, ...]
-    """Names of the stores that have the snapshot; it was read from the first store."""
+    """Names of the stores that have the snapshot, which was read from the first store."""
     verdict: VerifySummary
     """Verification results of the snapshot, as recorded in the first store."""
     admins: tuple[Named, ...]

@@ -33,7 +33,7 @@ _SILENT = Seconds(5.0)
 _OLD = Seconds(60.0)
 """A fleet view older than this is renewed before the next move: other jobs move guests, too."""
 _SELDOM = 10.0
-"""The hosts are not queried again until this multiple of the last query's duration has passed."""
+"""The maximum age of a fleet view is at least this multiple of the last query's duration."""
 _LOST = Seconds(300.0)
 """The run gives up on a host that does not answer for this long while no guest is moving."""
 _LOOKS = 12
@@ -65,7 +65,7 @@ class Run:
         self._silent_since: Seconds | None = None
         """When the host first failed to answer; None if it answered the last query."""
         self._known: dict[str, Known] = {}
-        """Guests as they were when their moves began, by name; they may have changed since."""
+        """Guests as they were when their moves began, by name. A guest may have changed since."""
         self._plan: Plan | None = None
         self._moves: dict[asyncio.Task[Moved], Move] = {}
         self._ahead = Prefetcher(self._start)

@@ -83,8 +83,8 @@ class RunState:
     done: tuple[Move, ...] = ()
     left: tuple[Unplaced, ...] = ()
     hoping: tuple[Unplaced, ...] = ()
-    """Guests without a target for now. They may get a target when a running move ends, or when an
-    excluded host may be tried again."""
+    """Guests without a target for now. Such a guest may get a target when a running move ends, or
+    when an excluded host may be tried again."""
     failed: Mapping[str, tuple[Failed, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Failed attempts, by guest."""
     records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))

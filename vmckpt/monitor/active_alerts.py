@@ -38,8 +38,8 @@ packaging/prometheus/alerts.yaml if it has a rule for the same problem."""
 
 Labels = tuple[tuple[str, str], ...]
 Events = Mapping[tuple[str, str], Page]
-"""Active events by kind of operation, or "failover", and the name of the guest or host; those of
-scheduled work, by "work" and the work's key."""
+"""Active events by kind of operation, or "failover", and the name of the guest or host; events
+of scheduled work, by "work" and the work's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

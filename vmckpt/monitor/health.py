@@ -34,7 +34,7 @@ class HealthSnapshot:
     jobs: Sequence[JobView] | None = None
     """Active jobs."""
     turns: Mapping[str, Sequence[Turn]] = field(default_factory=lambda: MappingProxyType({}))
-    """The migrations of each job for a whole host, by job ID."""
+    """The migrations of each job for all guests of a host, by job ID."""
     protections: Mapping[str, Mapping[str, Any]] | None = None
     snapshots: Sequence[SnapshotNow] | None = None
     looked: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

@@ -28,7 +28,7 @@ class Exporter(Collector):
 
     def __init__(self) -> None:
         self.now = HealthSnapshot()
-        """The latest snapshot. It is replaced but never modified, because other threads read it."""
+        """The latest snapshot, which is replaced but never modified: other threads read it."""
         self.registry = mine = CollectorRegistry()
         Info("vmckpt_build", "The version.", registry=mine).info({"version": vmckpt.__version__})
         self._ended = Counter(

@@ -28,7 +28,8 @@ class LeaseOwner(StrEnum):
     ANOTHERS = "another's"
     """Another live service owns the task."""
     UNSURE = "unsure"
-    """The owner is dead and not recovered yet, or the journal cannot be used."""
+    """The owner is dead and not recovered yet, this service has lost its leases, or the journal
+    cannot be used."""
 
 
 def lease_of(one: str) -> str:

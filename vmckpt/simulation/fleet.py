@@ -142,8 +142,8 @@ class Site:
     def fleet(self, at: float, key: object, others: Iterable[GuestNow]) -> FleetNow:
         """Return the fleet as the dashboard shows it.
 
-        `others`: further guests, which replace the same guest on the same host. They are read only
-        if `key` or something in the site has changed.
+        `others`: further guests, which replace the same guest on the same host. `others` is read
+        only if `key` or something in the site has changed.
         """
         if self._told is None or key != self._told_for:
             found = {(one.name, one.host): one for one in others}

@@ -204,7 +204,7 @@ def _run(
 def _behind(stage: Stage, ours: TakeoverGranted) -> float:
     """Return how much of the guest's work was lost, in seconds.
 
-    This is how old the last epoch was when the primary last answered.
+    This is the age of the last epoch at the time when the primary last answered.
     """
     taken = 0.0 if stage.last is None else stage.last.taken
     return max(0.0, time.time() - (time.monotonic() - ours.decided) - ours.silent - taken)

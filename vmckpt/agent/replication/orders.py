@@ -170,7 +170,7 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
 def _another_holds(session: Session) -> dict[str, Any]:
     """Return the other host that holds the lease of a guest without an agent; {} if none is known.
 
-    Also returns whether the guest is still running. This is queried last, since the guest may have
+    Also returns whether the guest is still running. The guest is queried last, since it may have
     been killed when its lease expired.
     """
     if session.role != "primary" or session.lease is None:

@@ -39,7 +39,7 @@ def kill_method(session: Session, process: HeldProcess) -> tuple[KillMethod | No
 def start_watchdog(
     session: Session, folder: Path, process: HeldProcess, kept_by: KillMethod | None = None
 ) -> WatchdogPage:
-    """Start the watchdog of a QEMU process. It also monitors the calling process, the agent.
+    """Start the watchdog of a QEMU process and of the calling process, the agent.
 
     `kept_by`: the method that enforces the lease, from `kill_method`; None: no lease to enforce.
     Returns the page shared with the watchdog. Raises WatchdogFailed, RemoteError, OSError.

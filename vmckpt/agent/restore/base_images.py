@@ -39,7 +39,7 @@ class BaseImage:
     path: str
     format: str
     why_not: str = ""
-    """Why the controller does not permit using it; empty: it is permitted."""
+    """Why the controller does not permit use of the image; empty: the image may be used."""
 
     @classmethod
     def parse(cls, told: Sequence[str]) -> "BaseImage":

@@ -1,8 +1,8 @@
 """Build the fleet of a plan from the hosts' reports about themselves and their guests. Pure.
 
 The hosts report which files two hosts share and which CPUs a host can offer. This module translates
-these answers into names: what a place offers and what a guest needs. It also determines whether a
-guest itself prevents its move, regardless of policies and other hosts.
+these answers into names: what a place offers and what a guest needs. The module also determines
+whether a guest itself prevents its move, regardless of policies and other hosts.
 """
 
 import hashlib

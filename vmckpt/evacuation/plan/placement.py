@@ -1,10 +1,10 @@
 """Choose a target host for each guest. Pure.
 
 The guests that are hardest to place go first: those with the fewest possible hosts, then the
-largest. Each goes to the host with the lowest cost. The sum of the costs depends only on the final
-placement, so branch and bound finds the optimum of a small plan. If no host has room for a guest,
-one other guest may make room: another leaving guest gets another target, or, if the rules allow it,
-a guest that would have stayed moves.
+largest. Each guest goes to the host with the lowest cost. The sum of the costs depends only on the
+final placement, so branch and bound finds the optimum of a small plan. If no host has room for a
+guest, one other guest may make room: another leaving guest gets another target, or, if the rules
+allow it, a guest that would have stayed moves.
 """
 
 from collections import Counter
