@@ -251,10 +251,10 @@ def _out(record: Record | None, now: float, *, busy: bool) -> str | None:
     if record is None or not record.outs:
         return None
     if math.isinf(record.out_until):
-        return f"{show_count(record.failures, 'move')} to it failed in a row"
+        return f"{show_count(record.failures, 'move')} to this host failed in a row"
     if now < record.out_until:
         return (
-            f"{show_count(record.failures, 'move')} to it failed; excluded for"
+            f"{show_count(record.failures, 'move')} to this host failed; excluded for"
             f" another {record.out_until - now:.0f} s"
         )
     return "is being tried with one guest" if busy else None

@@ -169,7 +169,8 @@ def _unknown(schedule: Schedule, stores: Sequence[str]) -> str | None:
     if schedule.store is None and stores[0] in (one.store for one in schedule.copies):
         return (
             f"copies: {stores[0]} is already the schedule's store, because store: is not set and"
-            f" {stores[0]} is the first store in the inventory; set store:, or copy to another one"
+            f" {stores[0]} is the first store in the inventory; set store:, or copy to another"
+            " store"
         )
     return None
 

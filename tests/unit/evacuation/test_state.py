@@ -73,7 +73,7 @@ def test_a_host_that_fails_everybody_is_left_out_then_tried_with_one() -> None:
     course = lost(course, "vm1", at=2.0)
     assert states.due(course, made, TERMS, 30.0) == []
     closed = states.closed(course, made, 30.0).place("b").closed
-    assert closed == "2 moves to it failed; excluded for another 32 s"
+    assert closed == "2 moves to this host failed; excluded for another 32 s"
     # Then one, and no second one beside it.
     trial = states.due(course, made, TERMS, 62.0)
     assert len(trial) == 1

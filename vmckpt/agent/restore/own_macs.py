@@ -108,9 +108,9 @@ def same_addresses(order: RestoreOrder, before: MacResult) -> Iterator[str]:
         return
     if same := [one for one in before.addresses if one in now]:
         yield (
-            f"{name} has the IP addresses of its original: {', '.join(same)}; if both are on one"
-            " network, change them in the guest (a command given with --on-restore can do this"
-            " before the links are up)"
+            f"{name} has the IP addresses of its original: {', '.join(same)}; if both"
+            f" guests are on one network, change the addresses of {name} (a command given with"
+            " --on-restore can do this before the links are up)"
         )
 
 
