@@ -5,6 +5,7 @@
      |    +-- InventoryError       3   hosts.yaml is invalid or cannot be found
      |    +-- PolicyError          4   a policy is invalid or missing, or two match a guest equally
      |    +-- ReadOnly             5   read-only mode forbids the change
+     |    +-- NotPermitted         7   the user lacks the role that the command needs
      +-- AlertNotDelivered         6   a receiver of alerts did not accept a test alert
      +-- HypervisorError          10   libvirt or QEMU returned an error
      |    +-- QemuUnclear         10   a guest's QEMU process is ambiguous; no process was touched
@@ -90,6 +91,12 @@ class ReadOnly(BadInput):
     """Read-only mode forbids the change."""
 
     exit_code = 5
+
+
+class NotPermitted(BadInput):
+    """The user lacks the role that the command needs."""
+
+    exit_code = 7
 
 
 class AlertNotDelivered(VmckptError):

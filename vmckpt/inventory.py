@@ -28,6 +28,10 @@ alertmanagers:                            # optional: Alertmanagers to which it 
   - {url: "http://alerts.example.com:9093", username: vmckpt, password_file: /etc/vmckpt/password}
 apprise: /etc/vmckpt/apprise.conf         # optional: file with Apprise URLs, only for root
 read_only: false                          # true: forbid all changes
+roles:                                    # optional: without roles, every user may do everything
+  view: {groups: [support]}               # run commands that change nothing
+  move: {groups: [operators]}             # move, protect and snapshot guests
+  destroy: {users: [ann], groups: [wheel]}  # also delete snapshots, replace guests, fail over
 """
 
 import os
@@ -36,7 +40,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -55,6 +59,7 @@ from vmckpt.model import fencing
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.fencing import FenceDevice, FenceTopology
 from vmckpt.model.host import AGENT_STATE, Host, SshAddress
+from vmckpt.model.roles import Members, Role, Roles
 from vmckpt.model.webhook import AlertmanagerPlace, Webhook
 from vmckpt.util import config_file
 
@@ -181,6 +186,20 @@ def _fence_device(value: Any) -> Any:
     return value
 
 
+def _roles(value: Any) -> Any:
+    if not value:  # such a section might be meant to allow everything, or nothing
+        raise ValueError("no role is given; remove roles, or write {destroy: {users: [NAME]}}")
+    return value
+
+
+def _account(text: str) -> str:
+    if not text or text.startswith(("@", "%")) or not text.isprintable():
+        raise ValueError(f"{text!r} is not a name of a user or group; write the name alone")
+    return text
+
+
+_Account = Annotated[str, AfterValidator(_account)]
+_RoleName = Literal["view", "move", "destroy"]
 _Uri = Annotated[str, AfterValidator(_uri)]
 _Name = Annotated[str, AfterValidator(_name)]
 _Path = Annotated[str, AfterValidator(_file)]
@@ -242,6 +261,11 @@ class _Host(_Strict):
     fence: Annotated[_AnyFence | None, BeforeValidator(_fence)] = None
 
 
+class _Members(_Strict):
+    users: list[_Account] = []
+    groups: list[_Account] = []
+
+
 class _File(_Strict):
     hosts: Annotated[dict[_Name, _Host], Field(min_length=1)]
     stores: dict[
@@ -253,6 +277,7 @@ class _File(_Strict):
     alertmanagers: list[_Alertmanager] = []
     apprise: _Path | None = None
     read_only: bool = False
+    roles: Annotated[dict[_RoleName, _Members] | None, BeforeValidator(_roles)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +297,8 @@ class Inventory:
     """File with the URLs of Apprise services."""
     read_only: bool = False
     """Whether all changes are forbidden."""
+    roles: Roles | None = None
+    """The roles of users; None: every user may do everything."""
 
     @property
     def sends_alerts(self) -> bool:
@@ -374,7 +401,18 @@ def parse(text: str, path: Path) -> Inventory:
         ),
         apprise=Path(read.apprise) if read.apprise else None,
         read_only=read_only,
+        roles=_parsed_roles(read.roles),
     )
+
+
+def _parsed_roles(entries: Mapping[_RoleName, _Members] | None) -> Roles | None:
+    if entries is None:
+        return None
+    members = {
+        Role(name): Members(users=frozenset(one.users), groups=frozenset(one.groups))
+        for name, one in entries.items()
+    }
+    return Roles(members=MappingProxyType(members))
 
 
 def _host(name: str, entry: _Host) -> Host:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from vmckpt import inventory
 from vmckpt.errors import InventoryError
 from vmckpt.model.fencing import FenceDevice
+from vmckpt.model.roles import Members, Role
 
 PATH = Path("hosts.yaml")
 GOOD = """\
@@ -399,3 +400,34 @@ def test_a_port_is_not_a_time() -> None:
     )
     with pytest.raises(InventoryError, match=r":4: hosts.a.ssh.port: .* not '22:22'"):
         inventory.parse(text, Path("hosts.yaml"))
+
+
+def test_roles_are_read_with_their_users_and_groups() -> None:
+    assert inventory.parse(GOOD, PATH).roles is None
+    text = GOOD + "roles:\n  move: {users: [bob], groups: [operators]}\n  destroy: {users: [ann]}\n"
+    found = inventory.parse(text, PATH).roles
+    assert found is not None
+    assert found.members == {
+        Role.MOVE: Members(users=frozenset({"bob"}), groups=frozenset({"operators"})),
+        Role.DESTROY: Members(users=frozenset({"ann"})),
+    }
+
+
+@pytest.mark.parametrize(
+    ("roles", "complaint"),
+    [
+        ("roles:", "roles: no role is given; remove roles"),
+        ("roles: {}", "roles: no role is given; remove roles"),
+        ("roles: {admin: {users: [ann]}}", "roles.admin"),
+        ("roles: {move: [ann]}", "roles.move"),
+        ("roles: {move: {user: [ann]}}", "unknown key 'user'; did you mean 'users'?"),
+        ("roles: {move: {users: [1000]}}", "roles.move.users"),
+        ("roles: {move: {users: ['@ops']}}", "'@ops' is not a name of a user or group"),
+        ("roles: {move: {groups: ['']}}", "'' is not a name of a user or group"),
+    ],
+)
+def test_mistakes_in_roles_are_refused(roles: str, complaint: str) -> None:
+    with pytest.raises(InventoryError) as caught:
+        inventory.parse(f"{GOOD}{roles}\n", PATH)
+    assert complaint in str(caught.value)
+    assert str(caught.value).startswith("hosts.yaml:11")

@@ -44,6 +44,7 @@ from vmckpt.errors import (
     LeaseLost,
     MigrationFailed,
     NotInStore,
+    NotPermitted,
     OutcomeUnknown,
     PolicyError,
     PostcopyPaused,
@@ -54,7 +55,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 
-API_VERSION = (1, 0)
+API_VERSION = (1, 1)
 """The major version changes if a program that uses the API may have to be changed; the minor
 version, if something was added."""
 
@@ -63,7 +64,7 @@ __all__ = [
     "CreatedSnapshot", "Ended", "Evacuation", "EvacuationPlan", "FencingFailed", "Finding",
     "Forecast", "Guest", "GuestLocked", "Host", "HostUnreachable", "HypervisorError",
     "InventoryError", "JournalError", "KeyRefused", "LeaseLost", "Migration", "MigrationFailed",
-    "Move", "NotInStore", "OutcomeUnknown", "Plan", "PlannedMove", "PolicyError",
+    "Move", "NotInStore", "NotPermitted", "OutcomeUnknown", "Plan", "PlannedMove", "PolicyError",
     "PostcopyPaused", "Protected", "Protection", "Range", "ReadOnly", "Remaining", "RemoteError",
     "Restored", "Snapshot", "StoreError", "TwoCopies", "VmckptError",
 ]  # fmt: skip

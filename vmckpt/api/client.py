@@ -46,7 +46,8 @@ class Client:
 
     Methods may run at the same time, in one event loop. If the task of a method is cancelled, the
     operation is stopped as by Ctrl-C: the method waits until the state of the guest is known, and
-    then raises CancelledError. Methods that change anything raise ReadOnly in read-only mode, and
+    then raises CancelledError. Methods that change anything raise ReadOnly in read-only mode,
+    NotPermitted if the inventory has roles and the user lacks the role that a command needs, and
     JournalError if the journal cannot be written.
     """
 
@@ -62,7 +63,7 @@ class Client:
         `inventory`: a hosts.yaml; None: the one that VMCKPT_INVENTORY names, or ./hosts.yaml.
         `policies`: a directory of policies; None: the inventory's. `warn`: called with each
         warning, from any thread; None: warnings go to the logger "vmckpt.api". Raises
-        InventoryError.
+        InventoryError, and NotPermitted if the inventory gives the user no role.
         """
         path = None if inventory is None else Path(inventory)
         self._inventory = controllers.load_inventory(path)

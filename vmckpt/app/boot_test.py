@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from vmckpt.app import snapshot_restore, stores
+from vmckpt.app import permission, snapshot_restore, stores
 from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.journal import controller_identity
@@ -33,7 +33,7 @@ async def boot(
     restoring a snapshot.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "snapshot verify --boot")
     place = inventory.store(store)
     found = []
     for word in words or await asyncio.to_thread(_newest, place):

@@ -35,7 +35,8 @@ def load_inventory(explicit: Path | None = None) -> Inventory:
     or the inventory of the running lab.
 
     A file that is named explicitly or by VMCKPT_INVENTORY must exist. Raises InventoryError if
-    there is no inventory, or if the inventory cannot be read or is invalid.
+    there is no inventory, or if the inventory cannot be read or is invalid, and NotPermitted if the
+    inventory gives the user no role.
     """
     path = inventory_path(explicit)
     if path is None:
@@ -43,7 +44,12 @@ def load_inventory(explicit: Path | None = None) -> Inventory:
             "no inventory: no --inventory, no VMCKPT_INVENTORY, no ./hosts.yaml, no running lab",
             hint="write a hosts.yaml (see README) or run vmckpt lab up",
         )
-    return inventories.load(path)
+    found = inventories.load(path)
+    if found.roles is not None:
+        from vmckpt.app import permission  # noqa: PLC0415 - only inventories with roles need it
+
+        permission.require_view(found)
+    return found
 
 
 def inventory_path(explicit: Path | None = None) -> Path | None:

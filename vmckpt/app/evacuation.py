@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vmckpt import recovery as recovering
+from vmckpt.app import permission
 from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, Blocked, Cancelled, GuestLocked
 from vmckpt.evacuation import service
@@ -71,7 +72,7 @@ class Emptying:
         leaves maintenance. Raises ReadOnly; GuestLocked, Blocked or Cancelled if no move has begun;
         JournalError, PolicyError, InventoryError.
         """
-        self._inventory.may_act()
+        permission.require(self._inventory, str(plan.task.kind))
         task, new = plan.task, False
         was = (await asyncio.to_thread(maintenance.held)).get(task.host)
         if task.kind is Kind.EVACUATE:
@@ -114,7 +115,7 @@ async def put_in_order(controller: Controller) -> None:
     Raises ReadOnly, JournalError.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "evacuate")
     await recovering.recover_before(inventory, policies, caller)
 
 
@@ -197,7 +198,7 @@ def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
     Returns the record of the maintenance, and whether this call created it. Raises InventoryError,
     ReadOnly, JournalError.
     """
-    inventory.may_act()
+    permission.require(inventory, "maintenance enter")
     return maintenance.enter(inventory.host(host).name, why)
 
 
@@ -207,7 +208,7 @@ def leave(inventory: Inventory, host: str) -> Held:
     Returns the record of the ended maintenance. Raises ReadOnly, BadInput if the host is not in
     maintenance, and JournalError.
     """
-    inventory.may_act()
+    permission.require(inventory, "maintenance leave")
     return maintenance.leave(host)
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from vmckpt.app import permission
 from vmckpt.errors import (
     BadInput,
     GuestLocked,
@@ -211,7 +212,7 @@ async def label(
     Raises ReadOnly or HypervisorError; GuestLocked if the guest is on two hosts or a job holds it;
     BadInput if no guest, or more than one, has this name.
     """
-    inventory.may_act()
+    permission.require(inventory, "label", guest=guest)
     found, errors = await guests(inventory)
     at = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
     active = [(host, one) for host, one in at if one.state.is_active] or at

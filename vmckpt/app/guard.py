@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field, replace
 
-from vmckpt.app import fleet, snapshot_restore, snapshots, stores
+from vmckpt.app import fleet, permission, snapshot_restore, snapshots, stores
 from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, Cancelled, KeyRefused, VmckptError
 from vmckpt.inventory import Inventory
@@ -42,7 +42,7 @@ async def guard(
     Raises KeyRefused, Cancelled, ReadOnly, and the errors of taking and restoring a snapshot.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "guard", guest=request.guest)
     place = inventory.store(store)
     await asyncio.to_thread(_can_open, stores.keyring(), identity)
     known = await fleet.guests(inventory)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from vmckpt import recovery
 from vmckpt.agent import client
-from vmckpt.app import fleet
+from vmckpt.app import fleet, permission
 from vmckpt.app.controller import Controller
 from vmckpt.app.snapshot_store import open_store
 from vmckpt.app.stores import keyring
@@ -88,7 +88,7 @@ async def make_ready(controller: Controller, guest: str, *, live: bool = False) 
     first. Raises ReadOnly, and the errors of `guest_readiness` and snapshot.prepare.make_ready.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "prepare", guest=guest)
     if live:
         await recovery.recover_before(inventory, controller.policies, caller)
     host = fleet.host_of(inventory, guest, await fleet.guests(inventory))

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmckpt import inventory as inventories
 from vmckpt import recovery as recovering
-from vmckpt.app import controller, fleet
+from vmckpt.app import controller, fleet, permission
 from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, HostUnreachable, JournalError, run_doctor, silent_hosts
 from vmckpt.inventory import Inventory
@@ -35,6 +34,13 @@ from vmckpt.util import plugins
 if TYPE_CHECKING:
     from vmckpt.migration.replay import ReplayReport
 
+_COMMANDS: Mapping[RequestKind, str] = {
+    RequestKind.BANDWIDTH: "set", RequestKind.MAX_DOWNTIME: "set",
+    RequestKind.POSTCOPY: "postcopy", RequestKind.CANCEL: "cancel", RequestKind.PAUSE: "pause",
+    RequestKind.GO_ON: "resume",
+}  # fmt: skip
+"""The command that sends each request."""
+
 
 async def migrate(controller: Controller, request: MigrateRequest) -> MigrationReport:
     """Migrate a guest; see migration.service.migrate.
@@ -44,7 +50,7 @@ async def migrate(controller: Controller, request: MigrateRequest) -> MigrationR
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
-        inventory.may_act()
+        permission.require(inventory, "migrate", guest=request.guest)
     setting = await _put_in_order_and_find(controller, request)
     report = await service.migrate(setting, request, caller)
     if report.outcome is not Outcome.UNKNOWN or report.job is None:
@@ -119,7 +125,7 @@ async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not dry_run:
-        inventory.may_act()
+        permission.require(inventory, "recover")
     return await recovering.recover_all(inventory, policies, caller, dry_run=dry_run)
 
 
@@ -128,7 +134,7 @@ def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
 
     Raises BadInput, ReadOnly, JournalError, and GuestLocked if the job has a live controller.
     """
-    _may_act(inventory)
+    permission.require_if_known(inventory, "recover")
     with jobs.open_journal() as journal:
         operation = journal.operation(job)
         journal.take_over(operation)
@@ -136,16 +142,6 @@ def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
     SystemdLog(operation.id, operation).ended(Outcome.UNKNOWN, None)
     ended = Settled(truth="ended at your request; no host was contacted", outcome=Outcome.UNKNOWN)
     return Recovered(operation=operation, settled=ended)
-
-
-def _may_act(inventory: Callable[[], Inventory]) -> None:
-    """Check that changes are allowed, even if there is no inventory. Raises ReadOnly."""
-    try:
-        known = inventory()
-    except BadInput:
-        inventories.may_act()
-    else:
-        known.may_act()
 
 
 def replay(
@@ -179,7 +175,7 @@ def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
 
     Raises BadInput, ReadOnly, OrphanedJobs, JournalError, OutcomeUnknown.
     """
-    _may_act(inventory)
+    permission.require_if_known(inventory, "resume")
     with jobs.open_journal() as journal:
         return jobs.control(journal, job, RequestKind.GO_ON, {})
 
@@ -191,7 +187,7 @@ async def resume(controller: Controller, job: str) -> MigrationReport:
     JournalError, LeaseLost.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "resume")
     with jobs.open_journal() as journal:
         operation = journal.operation(job, ended=True)
         if not operation.active:
@@ -224,7 +220,7 @@ def control(
     If the job's controller is gone, the request is sent to libvirt directly; this requires an
     inventory. Raises BadInput, ReadOnly, OrphanedJobs, JournalError, OutcomeUnknown.
     """
-    _may_act(inventory)
+    permission.require_if_known(inventory, _COMMANDS[kind])
 
     def direct(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Answer:
         try:

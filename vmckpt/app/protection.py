@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vmckpt.app import fleet
+from vmckpt.app import fleet, permission
 from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, GuestLocked, some
 from vmckpt.inventory import Inventory
@@ -58,7 +58,7 @@ async def protect(controller: Controller, request: Request, told: Told) -> Prote
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
-        inventory.may_act()
+        permission.require(inventory, "protect", guest=request.guest)
     found, _ = await asyncio.gather(fleet.guests(inventory), asyncio.to_thread(jobs.load))
     primary = fleet.host_of(inventory, request.guest, found)
     guest = next(
@@ -125,7 +125,8 @@ async def unprotect(
     ReadOnly, BadInput if the guest is not protected, and the errors of protection.stop.unprotect.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    command = "unprotect --lost-journal" if lost_journal else "unprotect"
+    permission.require(inventory, command, guest=guest)
     known = await _known(controller, guest, lost_journal=lost_journal)
     return await stop.unprotect(known, caller)
 
@@ -162,7 +163,7 @@ async def failover(
     protected, and the errors of protection.stop.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "failover --planned" if planned else "failover", guest=guest)
     known = await _known(controller, guest, lost_journal=lost_journal, dead=dead)
     if planned:
         return await stop.planned(known, caller)
@@ -175,7 +176,7 @@ async def test(controller: Controller, guest: str) -> TestedFailover:
     Raises ReadOnly, BadInput if the guest is not protected, and the errors of that function.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "failover --test", guest=guest)
     return await test_failover.begin(active.of(inventory, guest), caller)
 
 
@@ -185,7 +186,7 @@ async def end_test(controller: Controller, guest: str) -> TestedFailover:
     Raises ReadOnly, BadInput if the guest is not protected, and the errors of that function.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "failover --end-test", guest=guest)
     return await test_failover.end(active.of(inventory, guest), caller)
 
 

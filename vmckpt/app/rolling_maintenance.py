@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.app import evacuation
+from vmckpt.app import evacuation, permission
 from vmckpt.app import hosts as app_hosts
 from vmckpt.app.controller import Controller
 from vmckpt.app.evacuation import Emptying
@@ -88,7 +88,7 @@ async def roll(
     and the errors of Emptying.plan and Emptying.carry_out.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "roll")
     chosen = [inventory.host(name) for name in hosts]
     without = [one.name for one in chosen if one.ssh is None]
     if without:

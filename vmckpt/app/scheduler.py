@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from vmckpt import recovery as recovering
-from vmckpt.app import fleet, snapshot_store, snapshots, stores
+from vmckpt.app import fleet, permission, snapshot_store, snapshots, stores
 from vmckpt.app.controller import Controller
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
@@ -56,7 +56,7 @@ async def run(
     JournalError, LeaseLost, BadInput, and OSError if the address for metrics cannot be bound.
     """
     inventory, stop = controller.inventory, controller.caller.stop
-    inventory.may_act()
+    permission.require(inventory, "run")
     warn = controller.caller.warn
     caller = replace(controller.caller, stop=asyncio.Event())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from vmckpt import inventory as inventories
+from vmckpt.app import controller, permission
 from vmckpt.app.stores import keyring, open_place
 from vmckpt.errors import BadInput, KeyRefused, StoreError
 from vmckpt.inventory import Inventory
@@ -260,7 +260,7 @@ def repair(
     inventory: Inventory, store: str | None, sources: Sequence[str], progress: Progress
 ) -> Repaired:
     """Repair a store with data from the stores `sources`. Raises ReadOnly, BadInput, StoreError."""
-    inventory.may_act()
+    permission.require(inventory, "snapshot verify --repair")
     opened = open_store(inventory, store)
     others = [open_store(inventory, one) for one in dict.fromkeys(sources)]
     if any(one.id == opened.id for one in others):
@@ -275,7 +275,7 @@ def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
 
     Raises ReadOnly, NotInStore, StoreError, InventoryError, BadInput.
     """
-    inventory.may_act()
+    permission.require(inventory, "snapshot pin")
     opened = open_store(inventory, store)
     id_ = catalog.find(opened, word)
     opened.pin(id_, why)
@@ -287,7 +287,7 @@ def unpin(inventory: Inventory, store: str | None, word: str) -> str:
 
     Raises ReadOnly, NotInStore, StoreError, InventoryError, BadInput.
     """
-    inventory.may_act()
+    permission.require(inventory, "snapshot unpin")
     opened = open_store(inventory, store)
     id_ = catalog.find(opened, word)
     opened.unpin(id_)
@@ -318,7 +318,7 @@ def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> Del
 
     Raises ReadOnly, NotInStore, StoreError, and BadInput, for example if a snapshot is pinned.
     """
-    inventory.may_act()
+    permission.require(inventory, "snapshot delete")
     opened = open_store(inventory, store)
     ids = tuple(dict.fromkeys(catalog.find(opened, word) for word in words))
     for id_ in sorted(opened.pins().intersection(ids)):
@@ -354,7 +354,7 @@ def prune(
     read-only inventory. Raises ReadOnly, BadInput, StoreError.
     """
     if not dry_run:
-        inventory.may_act()
+        permission.require(inventory, "snapshot prune")
     opened = open_store(inventory, store)
     found = snapshot_prune.survey(opened, keyring().trusted())
     name = snapshot_prune.schedule_of(found, schedule, opened.backend.where)
@@ -390,7 +390,7 @@ def collect(
     the store's location and the result. Raises ReadOnly, StoreError, InventoryError.
     """
     if not dry_run:
-        inventory.may_act()
+        permission.require(inventory, "snapshot gc")
     opened = open_store(inventory, store)
     done = collecting.collect(
         opened, catalog.references, grace=grace, dry_run=dry_run, progress=say
@@ -405,7 +405,7 @@ def copy(
 
     Raises ReadOnly, NotInStore, BadInput, StoreError.
     """
-    inventory.may_act()
+    permission.require(inventory, "snapshot copy")
     source, target = open_store(inventory, from_), open_store(inventory, to)
     ids = dict.fromkeys(catalog.find(source, word) for word in words)
     return (snapshot_copy.copy(source, target, id_, progress) for id_ in ids)
@@ -415,6 +415,7 @@ def export(
     inventory: Inventory, store: str | None, word: str, path: Path, progress: Progress
 ) -> Moved:
     """Write a snapshot to a new file. Raises NotInStore, BadInput, StoreError."""
+    permission.require_role(inventory, "snapshot export")
     opened = open_store(inventory, store)
     return archive.export(opened, catalog.find(opened, word), path, progress)
 
@@ -424,7 +425,7 @@ def import_(inventory: Inventory, store: str | None, path: Path, progress: Progr
 
     Raises ReadOnly, BadInput, KeyRefused if its writer is not trusted, StoreError.
     """
-    inventory.may_act()
+    permission.require(inventory, "snapshot import")
     return archive.import_(open_store(inventory, store), path, keyring().trusted(), progress)
 
 
@@ -433,7 +434,7 @@ def new_identity(path: Path, passphrase: str | None) -> bytes:
 
     Raises ReadOnly, KeyRefused.
     """
-    inventories.may_act()
+    permission.require_if_known(controller.load_inventory, "snapshot keys new")
     return keys_identity.create(path, passphrase)
 
 
@@ -467,25 +468,25 @@ def keys() -> Keys:
 
 def add_key(name: str, text: str) -> Named:
     """Encrypt new snapshots for an additional administrator. Raises ReadOnly, KeyRefused."""
-    inventories.may_act()
+    permission.require_if_known(controller.load_inventory, "snapshot keys add")
     return keyring().add_admin(name, text)
 
 
 def remove_key(name: str) -> None:
     """Stop encrypting new snapshots for an administrator. Raises ReadOnly, KeyRefused."""
-    inventories.may_act()
+    permission.require_if_known(controller.load_inventory, "snapshot keys remove")
     keyring().remove_admin(name)
 
 
 def trust(name: str, text: str) -> Named:
     """Trust the snapshots that another writer signed. Raises ReadOnly, KeyRefused."""
-    inventories.may_act()
+    permission.require_if_known(controller.load_inventory, "snapshot keys trust")
     return keyring().trust(name, text)
 
 
 def distrust(name: str) -> None:
     """Stop trusting a writer. Raises ReadOnly, KeyRefused."""
-    inventories.may_act()
+    permission.require_if_known(controller.load_inventory, "snapshot keys distrust")
     keyring().distrust(name)
 
 
@@ -494,7 +495,7 @@ def export_salt(path: Path, passphrase: str | None) -> str:
 
     Returns the domain's ID. Raises ReadOnly, KeyRefused.
     """
-    inventories.may_act()
+    permission.require_if_known(controller.load_inventory, "snapshot keys export-salt")
     return keys_keyring.write(keyring(), path, passphrase)
 
 
@@ -503,7 +504,7 @@ def import_salt(path: Path, passphrase: keys_identity.Passphrase | None) -> str:
 
     Returns the domain's ID. Raises ReadOnly, KeyRefused.
     """
-    inventories.may_act()
+    permission.require_if_known(controller.load_inventory, "snapshot keys import-salt")
     return keys_keyring.load(keyring(), path, passphrase)
 
 
@@ -544,7 +545,7 @@ def rotate(
     StoreError, InventoryError.
     """
     if not dry_run:
-        inventory.may_act()
+        permission.require(inventory, "snapshot keys rotate")
     left = heirs(drop)
     key, trusted = identity(), keyring().trusted()
     opened = [open_store(inventory, name) for name in stores or inventory.stores]
@@ -565,6 +566,7 @@ def opened(
     The snapshot is searched for in the named store, or in all stores if `store` is None. Raises
     NotInStore, StoreError, KeyRefused, BadInput.
     """
+    permission.require_role(inventory, "snapshot open")
     found = located(inventory, store, snapshot)
     trusted = keyring().trusted()
     looked = catalog.inspect(found.store, found.id, trusted)

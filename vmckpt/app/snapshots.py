@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from vmckpt.app import fleet, stores
+from vmckpt.app import fleet, permission, stores
 from vmckpt.app.controller import Controller
 from vmckpt.journal import jobs
 from vmckpt.snapshot import create
@@ -19,7 +19,7 @@ async def take(controller: Controller, store: str | None, request: TakeRequest) 
     Raises ReadOnly, InventoryError, and the errors of `fleet.find` and snapshot.create.take.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "snapshot create", guest=request.guest)
     kept_in = inventory.store(store)
     told, _ = await asyncio.gather(fleet.guests(inventory), asyncio.to_thread(jobs.load))
     found = fleet.find(inventory, request.guest, told)
@@ -39,7 +39,7 @@ async def take_group(
     of snapshot.group.create.take.
     """
     inventory, caller = controller.inventory, controller.caller
-    inventory.may_act()
+    permission.require(inventory, "snapshot create")
     told = rules.check_names(names)
     kept_in = inventory.store(store)
     found = await fleet.guests(inventory)

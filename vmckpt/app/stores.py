@@ -4,6 +4,7 @@ import os
 from functools import cache
 from pathlib import Path
 
+from vmckpt.app import permission
 from vmckpt.inventory import Inventory
 from vmckpt.journal import location
 from vmckpt.model.disk import StorePlace
@@ -36,7 +37,7 @@ def init(inventory: Inventory, name: str | None) -> str:
 
     Raises ReadOnly, InventoryError, StoreError, and BadInput if the store exists.
     """
-    inventory.may_act()
+    permission.require(inventory, "snapshot init")
     store = Store.create(backend_of(inventory.store(name).url))
     return store.backend.where
 

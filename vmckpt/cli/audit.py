@@ -19,7 +19,7 @@ app = typer.Typer(name="audit", invoke_without_command=True, rich_markup_mode=No
 
 @app.callback()
 def audit_options(context: typer.Context) -> None:
-    """Show and verify the audit trail: which user did what to which guest.
+    """Show and verify the audit trail: which user did what.
 
     Each entry contains a digest of itself and of the previous entry. Pruning of the journal keeps
     the trail.
@@ -46,8 +46,8 @@ def list_(
 ) -> None:
     """List the entries of the trail, the oldest first.
 
-    Under sudo, the column "user" also shows the user that called sudo, as stated by sudo's
-    environment variable. A process with root's rights can forge this name.
+    The column "user" also shows which user became root with sudo or su. A process with root's
+    rights can forge this name.
 
     Examples:
 
@@ -92,7 +92,7 @@ def _row(entry: "AuditEntry", now: float) -> list[str]:
 
 def _user(actor: "Actor") -> str:
     user = f"{actor.user}@{actor.host}"
-    return user if actor.sudo_user is None else f"{user} (sudo: {actor.sudo_user})"
+    return user if actor.sudo_user is None else f"{user} (by {actor.sudo_user})"
 
 
 @app.command()

@@ -31,9 +31,7 @@ COMMANDS = {
     "recover": Place("recover", "recover", "Recover interrupted jobs: finish or undo them."),
     "jobs": Place("jobs", "jobs", "List running jobs, or all jobs, newest first."),
     "job": Place("jobs", "job", "Show a job in detail: report, decisions, forecast, requests."),
-    "audit": Place(
-        "audit", "app", "Show and verify the audit trail: which user did what to which guest."
-    ),
+    "audit": Place("audit", "app", "Show and verify the audit trail: which user did what."),
     "watch": Place("watch", "watch", "Watch a job until it ends."),
     "postcopy": Place("jobs", "postcopy", "Switch a running migration to post-copy."),
     "cancel": Place("jobs", "cancel", "Cancel a running job."),

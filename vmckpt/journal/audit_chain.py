@@ -32,6 +32,8 @@ class What(StrEnum):
     CONCLUDED = "concluded"
     """The step ended, or its state was determined."""
     ENDED = "ended"
+    REFUSED = "refused"
+    """The user lacked the role that the command needs. The entry has no job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Actor:
     user: str
     """The name of this user."""
     sudo_user: str | None
-    """The user that called sudo, from the process's environment: a hint, which root can forge."""
+    """The user that became root with sudo or su: a hint, which root can forge."""
     command: str
     """The command, such as "vmckpt migrate"; of another program, the program's name."""
     host: str

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vmckpt.journal.audit_chain import Actor
 from vmckpt.journal.records import ControllerIdentity
+from vmckpt.util import acting_user
 
 _GONE = ("Z", "X", "x")
 """States of a terminated process, including a zombie, for which the parent has not waited yet."""
@@ -32,11 +33,11 @@ def actor() -> Actor:
 
     The command contains no arguments, because they may contain secrets.
     """
-    uid = os.getuid()
+    uid, acting = os.getuid(), acting_user.acting_user()
     return Actor(
         uid=uid,
         user=_user_name(uid),
-        sudo_user=(_text(os.environ.get("SUDO_USER", "")) or None) if uid == 0 else None,
+        sudo_user=None if uid or acting.root else _text(acting.name),
         command=_text(_Program.command or Path(sys.argv[0]).name) or "python",
         host=socket.gethostname(),
     )
@@ -53,6 +54,7 @@ def asked_by() -> str:
     return f"{user or _user_name(os.geteuid())}@{socket.gethostname()}"
 
 
+@cache
 def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name

@@ -151,12 +151,13 @@ class Journal(Reader):
 
         Returns the result of `work`.
         """
+        actor = controller_identity.actor()  # looking up names can take time, so not within `both`
 
         def both(connection: Connection) -> tuple[T, AuditEntry | None]:
             made, deed = work(connection)
             if deed is None:
                 return made, None
-            actor, now = controller_identity.actor(), self._now()
+            now = self._now()
             return made, audit_trail.append(connection, self._database, actor, deed, now)
 
         made, entry = self._database.write(both)
@@ -424,6 +425,14 @@ class Journal(Reader):
             return None, audit_trail.about_job(connection, id_, What.CONCLUDED, **deed)
 
         self._audited(work)
+
+    def refused(self, command: str, why: str, *, guest: str | None = None) -> None:
+        """Record in the audit trail that a command was refused. `guest`: its argument, if any."""
+        deed = Deed(
+            what=What.REFUSED, job=None, kind=None, guest=guest, source=None, target=None,
+            step=command, outcome=why,
+        )  # fmt: skip
+        self._audited(lambda _: (None, deed))
 
     def prune(
         self, *, retention: Retention = journal_prune.RETENTION, budget: Seconds = Seconds(1.0)

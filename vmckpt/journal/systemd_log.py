@@ -107,7 +107,8 @@ def audited(entry: AuditEntry) -> None:
         "AUDIT_HEAD": entry.digest,
     }  # fmt: skip
     what = " ".join(str(one) for one in (deed.what, deed.step, deed.outcome) if one)
-    text = f"audit entry {entry.seq}, {actor.user}: {deed.job} {what}; head {entry.digest}"
+    about_what = deed.job or deed.guest or "no guest"
+    text = f"audit entry {entry.seq}, {actor.user}: {about_what} {what}; head {entry.digest}"
     _log(AUDITED, _DEBUG, text, about)
 
 

@@ -16,6 +16,8 @@ from vmckpt.journal import controller_identity
 from vmckpt.journal.audit_chain import START, Verified
 from vmckpt.journal.records import RequestKind, StepState
 from vmckpt.journal.store import Journal
+from vmckpt.model.roles import ActingUser
+from vmckpt.util import acting_user
 
 WRITER = """
 import sys
@@ -110,7 +112,8 @@ def test_what_fails_leaves_no_entry(journal: Journal) -> None:
 
 
 def test_the_actor_is_the_real_user_and_sudo_only_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SUDO_USER", "ann")
+    ann = ActingUser(name="ann", groups=frozenset())
+    monkeypatch.setattr(acting_user, "acting_user", lambda: ann)
     monkeypatch.setattr(os, "getuid", lambda: 0)
     monkeypatch.setattr(controller_identity._Program, "command", None)  # restored afterwards
     controller_identity.runs("vmckpt migrate")
@@ -118,7 +121,7 @@ def test_the_actor_is_the_real_user_and_sudo_only_a_hint(monkeypatch: pytest.Mon
     assert (actor.uid, actor.user, actor.sudo_user) == (0, pwd.getpwuid(0).pw_name, "ann")
     assert actor.command == "vmckpt migrate"
 
-    monkeypatch.setattr(os, "getuid", lambda: 54321)  # only root can come from sudo to root
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # that user acts itself
     actor = controller_identity.actor()
     assert (actor.uid, actor.user, actor.sudo_user) == (54321, "54321", None)
 

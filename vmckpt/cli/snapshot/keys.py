@@ -320,7 +320,7 @@ def rotate(
 
         vmckpt snapshot keys rotate --identity ~/vmckpt.key --drop alice --yes
     """
-    from vmckpt.app import controller, snapshot_store
+    from vmckpt.app import controller, permission, snapshot_store
 
     key = identity_of(identity)
     if key is None:
@@ -329,7 +329,7 @@ def rotate(
     left = snapshot_store.heirs(drop)
     names = ", ".join(one.name for one in left)
     if not dry_run:
-        known.may_act()
+        permission.require(known, "snapshot keys rotate")
         sure(f"re-encrypt the data keys of all snapshots for {names} only?", yes=yes)
     done = []
     for one in snapshot_store.rotate(
