@@ -205,27 +205,26 @@ class Backups:
         """Delete a checkpoint and its bitmaps, even if some bitmaps are missing.
 
         If the checkpoint does not exist, only bitmaps with its name are deleted. If the guest is
-        off, the bitmaps remain until `sweep`.
+        off, the bitmaps remain until `sweep`. Raises HypervisorError, also if QEMU refuses.
         """
-        self._seat.on_domain(
-            f"deleting checkpoint {name}", lambda domain: _forget(domain, name), changes=True
-        )
+        what, host = f"deleting checkpoint {name}", self._seat.host
+        refused = self._seat.on_domain(what, lambda domain: _forget(domain, name), changes=True)
+        if refused is not None:
+            raise HypervisorError(f"{host}: {what}: {refused}", host=host)
 
     def sweep(self, keep: Collection[str]) -> tuple[str, ...]:
         """Delete vmckpt's checkpoints and bitmaps except `keep`. Returns the deleted names.
 
-        Cleans up after a crash, even if only a bitmap of a checkpoint is left. `keep`: names of
-        checkpoints.
+        Cleans up after a crash, even if only a bitmap of a checkpoint is left. A bitmap that QEMU
+        refuses to delete remains until the next call. `keep`: names of checkpoints.
         """
 
         def change(domain: libvirt.virDomain) -> tuple[str, ...]:
             found = dict.fromkeys(one.name for one in list_checkpoints(domain) if one.ours)
             for disk in _facts(domain):
                 found |= dict.fromkeys(b.name for b in disk.bitmaps if b.name.startswith(MARK))
-            strays = tuple(name for name in found if name not in keep)
-            for name in strays:
-                _forget(domain, name)
-            return strays
+            strays = [name for name in found if name not in keep]
+            return tuple(name for name in strays if _forget(domain, name) is None)
 
         return self._seat.on_domain("deleting old checkpoints", change, changes=True)
 
@@ -282,7 +281,8 @@ def list_checkpoints(domain: libvirt.virDomain) -> tuple[Checkpoint, ...]:
     return tuple(found)
 
 
-def _forget(domain: libvirt.virDomain, name: str) -> None:
+def _forget(domain: libvirt.virDomain, name: str) -> str | None:
+    """Delete a checkpoint and its bitmaps. Returns why a bitmap remains; None: none remains."""
     try:
         known: libvirt.virDomainCheckpoint | None = domain.checkpointLookupByName(name)
     except libvirt.libvirtError as exc:
@@ -297,10 +297,12 @@ def _forget(domain: libvirt.virDomain, name: str) -> None:
             if domain.isActive() and not _missing(domain, known, name):
                 raise
             known.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+    refused = None
     if domain.isActive():
         for disk in _facts(domain):
             if disk.node is not None and disk.bitmap(name) is not None:
-                block.remove_bitmap(domain, disk.node, name)
+                refused = block.remove_bitmap(domain, disk.node, name) or refused
+    return refused
 
 
 def _missing(domain: libvirt.virDomain, known: libvirt.virDomainCheckpoint, name: str) -> bool:

@@ -26,13 +26,14 @@ def nodes(domain: libvirt.virDomain) -> Nodes:
     return {str(node["node-name"]): node for node in json.loads(answer)["return"]}
 
 
-def remove_bitmap(domain: libvirt.virDomain, node: str, name: str) -> None:
+def remove_bitmap(domain: libvirt.virDomain, node: str, name: str) -> str | None:
     """Remove a dirty bitmap that is unknown to libvirt. Raises libvirtError.
 
-    If QEMU refuses, the bitmap remains, and no error is raised.
+    Returns None; if QEMU refuses, QEMU's reason.
     """
     order = {"execute": "block-dirty-bitmap-remove", "arguments": {"node": node, "name": name}}
-    libvirt_qemu.qemuMonitorCommand(domain, json.dumps(order), 0)
+    answer = json.loads(libvirt_qemu.qemuMonitorCommand(domain, json.dumps(order), 0))
+    return str(answer["error"]["desc"]) if "error" in answer else None
 
 
 def read_facts(xml: str, known: Nodes) -> tuple[DiskFacts, ...]:

@@ -130,7 +130,7 @@ def progressing(clock: Callable[[], float]) -> start.Told:
         if here != last:
             last, since = here, clock()
         elif clock() - since > STANDS_STILL:
-            why = status.says or f"its phase is {status.phase}"
+            why = status.says or status.error or f"its phase is {status.phase}"
             raise VmckptError(
                 f"the first copy made no progress for {show_seconds(STANDS_STILL)}: {why}"
             )

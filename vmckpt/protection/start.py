@@ -267,9 +267,10 @@ class Beginning:
                 )
             answers = time.monotonic() if status.agent else answers
             if status.outcome is not None or time.monotonic() - answers > _PATIENCE:
+                why = status.why or status.says or status.error or "no reason reported"
                 raise VmckptError(
                     f"the primary's agent on {self._setting.primary.name} has stopped or does not"
-                    f" answer: {status.why or status.says or 'no reason reported'}",
+                    f" answer: {why}",
                     hint="run vmckpt recover",
                 )
             told(status)

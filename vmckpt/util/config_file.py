@@ -81,13 +81,15 @@ class Lines:
         line, node = 1, self._tree
         for key in keys:
             if isinstance(node, yaml.MappingNode):
-                for name, value in node.value:
-                    if name.value == str(key):
-                        line, node = name.start_mark.line + 1, value
-                        break
+                found = [one for one in node.value if one[0].value == str(key)]
+                if not found:
+                    break
+                line, node = found[0][0].start_mark.line + 1, found[0][1]
             elif _has_entry(node, key):
                 node = node.value[key]
                 line = node.start_mark.line + 1
+            else:
+                break
         return line
 
     def all(self) -> Mapping[str, int]:

@@ -1,12 +1,19 @@
 """Backups and checkpoints in libvirt's XML."""
 
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree as ET
 
+import libvirt
+import libvirt_qemu
 import pytest
 
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.backup import (
     CHANGED,
+    Backups,
     BitmapLost,
     backup_xml,
     checkpoint_xml,
@@ -108,3 +115,52 @@ def test_a_lost_bitmap_names_its_disk(text: str, disk: str | None) -> None:
     lost = BitmapLost(HypervisorError(text, host="alpha", code=109))
 
     assert (lost.disk, lost.host, lost.code) == (disk, "alpha", 109)
+
+
+class Refusing:
+    """A running guest without checkpoints, whose QEMU keeps the bitmaps named in `busy`."""
+
+    host = "alpha"
+    XML = """<domain><devices><disk type='file' device='disk'><source file='/i/a' index='1'/>
+      <target dev='vda'/></disk></devices></domain>"""
+
+    def __init__(self, *bitmaps: str, busy: str) -> None:
+        self.bitmaps, self._busy = list(bitmaps), busy
+
+    def on_domain(self, _what: str, call: Callable[[Any], Any], *, changes: bool = False) -> Any:
+        del changes
+        unknown = libvirt.libvirtError("none")
+        unknown.err = (libvirt.VIR_ERR_NO_DOMAIN_CHECKPOINT, 0, "none", 2, "", "", "", 0, 0)
+
+        def look_up(_: str) -> None:
+            raise unknown
+
+        return call(SimpleNamespace(
+            isActive=lambda: 1, checkpointLookupByName=look_up, XMLDesc=lambda _=0: self.XML,
+            listAllCheckpoints=lambda _: [], connect=lambda: None,
+        ))  # fmt: skip
+
+    def command(self, _domain: object, text: str, _flags: int) -> str:
+        order = json.loads(text)
+        if order["execute"] == "query-named-block-nodes":
+            bitmaps = [{"name": name, "recording": True} for name in self.bitmaps]
+            node = {"node-name": "libvirt-1-format", "dirty-bitmaps": bitmaps}
+            return json.dumps({"return": [node]})
+        name = order["arguments"]["name"]
+        if name == self._busy:
+            return json.dumps({"error": {"class": "GenericError", "desc": f"{name} is in use"}})
+        self.bitmaps.remove(name)
+        return '{"return": {}}'
+
+
+def test_a_bitmap_that_qemu_keeps_is_not_reported_as_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guest = Refusing("vmckpt-s-1", "vmckpt-s-2", busy="vmckpt-s-1")
+    monkeypatch.setattr(libvirt_qemu, "qemuMonitorCommand", guest.command)
+    backups = Backups(guest)
+
+    with pytest.raises(HypervisorError, match=r"deleting checkpoint .*: .* is in use"):
+        backups.forget("vmckpt-s-1")
+    assert backups.sweep([]) == ("vmckpt-s-2",)
+    assert guest.bitmaps == ["vmckpt-s-1"]

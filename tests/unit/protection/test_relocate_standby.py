@@ -154,6 +154,14 @@ def test_a_first_copy_that_does_not_get_on_is_given_up() -> None:
         told(parse_answer({"phase": "copying", "pages_left": 8, "says": "no room"}))
 
 
+def test_a_first_copy_whose_primary_cannot_be_asked_says_why() -> None:
+    clock = iter([0.0, 0.0, relocate_standby.STANDS_STILL + 1.0])
+    told = relocate_standby.progressing(lambda: next(clock))
+    told(parse_answer({"error": "alpha is silent"}))
+    with pytest.raises(VmckptError, match=r"made no progress for .*: alpha is silent"):
+        told(parse_answer({"error": "alpha is silent"}))
+
+
 def test_the_same_by_hand_is_a_command() -> None:
     assert wanted().words == (
         "vmckpt protect web1 --to gamma --failover automatic --interval 100ms"

@@ -1,5 +1,6 @@
 """A protection that could not be begun because its guest died: what is left of the guest stays."""
 
+import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +10,7 @@ import pytest
 from vmckpt.errors import VmckptError
 from vmckpt.lease import client
 from vmckpt.model.host import Host
-from vmckpt.protection import agent_client
+from vmckpt.protection import agent_client, start
 from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.start import Beginning, outlived
 
@@ -103,3 +104,21 @@ async def test_what_keeps_watch_must_not_run_a_standby_that_is_given_up_and_stay
     )  # fmt: skip
     await beginning._undo(VmckptError("stopped"))
     assert did == [*noted, "end"]
+
+
+async def test_a_primary_that_cannot_be_asked_is_reported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def status(*_: object) -> ProtectionStatus:
+        return parse_answer({"error": "alpha: Permission denied (publickey)"})
+
+    monkeypatch.setattr(agent_client, "status", status)
+    monkeypatch.setattr(start, "_PATIENCE", -1.0)
+    beginning = Beginning.__new__(Beginning)
+    vars(beginning).update(
+        _setting=SimpleNamespace(primary=SimpleNamespace(name="alpha")),
+        _guest=SimpleNamespace(uuid="u-1", name="web1"),
+        _caller=SimpleNamespace(stop=asyncio.Event()),
+    )  # fmt: skip
+    with pytest.raises(VmckptError, match="Permission denied"):
+        await beginning._until_ready(lambda _: None)

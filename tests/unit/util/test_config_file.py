@@ -163,6 +163,9 @@ def test_the_lines_of_all_keys_and_list_entries_are_known() -> None:
     }  # fmt: skip
     assert lines.of("leaves", 1, "hue") == 5
     assert lines.of("nowhere") == 1
+    assert lines.of("nowhere", "leaves") == 1, "a later key does not belong to this node"
+    assert lines.of("leaves", 7, "colour") == 2
+    assert lines.of("leaves", "colour", 1, "colour") == 2
 
 
 @given(st.text(max_size=200))

@@ -205,7 +205,8 @@ class WriteTracking:
         try:
             self._pagemap = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
-            raise self._refused(exc) from exc
+            why = Why.NO_ACCESS if self._process.lives() else Why.ENDED
+            raise CannotTrack(self._process.pid, why, exc.strerror or "") from exc
 
     def _refused(self, error: OSError) -> CannotTrack:
         pid = self._process.pid

@@ -189,10 +189,12 @@ class _Group:
     async def _failed(
         self, ended: Sequence[Taken | BaseException], taken: Sequence[Taken]
     ) -> BaseException:
-        """Return the error to raise. Delete the published snapshots, unless an error is unexpected.
+        """Delete the published snapshots. Returns the error to raise.
 
         If the outcome of a member is unknown, the outcomes of the other members are recorded.
         """
+        stayed = await asyncio.to_thread(self._unpublished, taken)
+        note = f"; could not delete {', '.join(stayed)} from the store" if stayed else ""
         unexpected = [
             one
             for one in ended
@@ -200,10 +202,10 @@ class _Group:
             and not isinstance(one, VmckptError | asyncio.CancelledError)
         ]
         if unexpected:
+            if note:
+                unexpected[0].add_note(f"the group snapshot failed{note}")
             return unexpected[0]
         error = self._cut.failure or Cancelled("the group snapshot was stopped")
-        stayed = await asyncio.to_thread(self._unpublished, taken)
-        note = f"; could not delete {', '.join(stayed)} from the store" if stayed else ""
         unknown = [
             member.name
             for member, one in zip(self._members, ended, strict=True)

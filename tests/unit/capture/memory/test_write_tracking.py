@@ -1,5 +1,6 @@
 """Which pages a process has written, asked from outside."""
 
+import errno
 import os
 import random
 import signal
@@ -170,6 +171,23 @@ def test_a_refused_trace_is_named(process: WrittenProcess, monkeypatch: pytest.M
     with pytest.raises(CannotTrack, match="does not permit tracing") as caught:
         tracked(process)
     assert caught.value.why is Why.NO_CALL
+
+
+def test_page_tables_that_may_not_be_read_are_named(
+    process: WrittenProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refused(path: str, *words: int) -> int:
+        if path.endswith("/pagemap"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *words)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(CannotTrack, match="page tables may not be read") as caught:
+        tracked(process)
+    assert caught.value.why is Why.NO_ACCESS
+    assert not process.watched()
 
 
 def test_memory_that_was_replaced_is_not_trusted(process: WrittenProcess) -> None:

@@ -1,17 +1,18 @@
 """The snapshots of a group: who hears of their progress, and what is refused before all else."""
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.support.builders import GUEST, HOST
-from vmckpt.errors import BadInput, RemoteError
+from vmckpt.errors import BadInput, RemoteError, StoreError
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Copied, Event, PhaseChanged
 from vmckpt.model.migration import JobPhase
 from vmckpt.snapshot.group import create
-from vmckpt.snapshot.request import TakeRequest
+from vmckpt.snapshot.request import Taken, TakeRequest
 from vmckpt.units import Bytes
 
 NEAR = StorePlace(name="near", url="/nowhere")
@@ -63,3 +64,24 @@ async def test_a_group_whose_outcome_is_unknown_is_left_to_recovery() -> None:
     assert isinstance(failed, RemoteError)
     assert "the outcome for web1 on alpha is unknown" in failed.message
     assert not failed.undone
+
+
+async def test_published_members_are_deleted_even_after_an_unexpected_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing: Any = None
+    deleted: list[str] = []
+
+    def delete(id_: str) -> None:
+        deleted.append(id_)
+        if id_ == "s-2":
+            raise StoreError("the store is full")
+
+    monkeypatch.setattr(create.Store, "open", lambda _: SimpleNamespace(delete=delete))
+    group = create._Group([], NEAR, nothing, caller([]))
+    taken = [cast("Taken", SimpleNamespace(id=id_)) for id_ in ("s-1", "s-2")]
+    failed = await group._failed([*taken, ZeroDivisionError("a bug")], taken)
+
+    assert deleted == ["s-1", "s-2"]
+    assert isinstance(failed, ZeroDivisionError)
+    assert failed.__notes__ == ["the group snapshot failed; could not delete s-2 from the store"]
