@@ -65,7 +65,7 @@ def test_without_its_tracker_all_memory_is_read(kept: Bench) -> None:
     kept.inside("alpha", "virsh", "suspend", "web1")
     paused = taken(kept).json
     assert (paused["way"], paused["way_reason"]) == (
-        "background", "no write tracking: the guest is paused",
+        "background", "no write tracking: the guest is not running",
     )  # fmt: skip
     kept.inside("alpha", "virsh", "resume", "web1")
     taken(kept)

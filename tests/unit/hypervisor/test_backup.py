@@ -129,7 +129,7 @@ class Refusing:
 
     def on_domain(self, _what: str, call: Callable[[Any], Any], *, changes: bool = False) -> Any:
         del changes
-        unknown = libvirt.libvirtError("none")
+        unknown: Any = libvirt.libvirtError("none")
         unknown.err = (libvirt.VIR_ERR_NO_DOMAIN_CHECKPOINT, 0, "none", 2, "", "", "", 0, 0)
 
         def look_up(_: str) -> None:

@@ -54,7 +54,7 @@ def choose(asked: MemoryMethod, seen: CaptureFacts) -> Choice:
     """Choose a method for the first attempt. `asked`: the method that the operator requested."""
     if asked in (MemoryMethod.BACKGROUND, MemoryMethod.LIBVIRT):
         return Choice(way=asked, why="requested")
-    untracked = seen.untracked if seen.runs else "the guest is paused"
+    untracked = seen.untracked if seen.runs else "the guest is not running"
     if asked is MemoryMethod.TRACKING:
         return Choice(way=asked, why="requested", against=untracked)
     if asked is MemoryMethod.AUTO and untracked is None:
@@ -87,7 +87,7 @@ def _against_shared(seen: CaptureFacts) -> str | None:
     if seen.private is not None:
         return seen.private
     if not seen.runs:
-        return "the guest is paused"
+        return "the guest is not running"
     if not seen.kept and seen.room < seen.memory + _SPARE:
         return (
             f"a copy of the guest's memory needs {show_bytes(seen.memory)}, but its host has only"

@@ -174,10 +174,18 @@ def _short(name: str) -> bytes:
 
 
 def parse_head(data: bytes) -> tuple[Head, int]:
-    """Parse the header at the beginning of `data`. Returns the header and its length.
+    """Parse the header at the beginning of a stream. Returns the header and its length.
 
-    Raises NeedMore if `data` ends before the header does, and StreamDamaged if it is invalid.
+    Raises StreamDamaged if the header is invalid or incomplete.
     """
+    try:
+        return parse_available_head(data)
+    except NeedMore:
+        raise damaged(len(data), "the stream ends within its header") from None
+
+
+def parse_available_head(data: bytes) -> tuple[Head, int]:
+    """Like `parse_head`, but raise NeedMore if `data` ends before the header does."""
     reader = Reader(data)
     if (magic := reader.raw(4)) != MAGIC:
         raise damaged(0, f"magic {magic!r} instead of {MAGIC!r}")

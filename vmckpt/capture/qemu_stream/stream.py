@@ -125,7 +125,7 @@ class StreamParser:
 
     def _head(self, view: memoryview) -> int:
         try:
-            head, used = headers.parse_head(bytes(view[: headers.LONGEST_HEAD]))
+            head, used = headers.parse_available_head(bytes(view[: headers.LONGEST_HEAD]))
         except NeedMore:
             if len(view) < headers.LONGEST_HEAD:
                 raise

@@ -46,7 +46,7 @@ _WORDS = {
     wire.CMD_WRITE: "writing bytes",
     wire.CMD_WRITE_ZEROES: "writing zeros to bytes",
     wire.CMD_TRIM: "trimming bytes",
-    wire.CMD_FLUSH: "flushing bytes",
+    wire.CMD_FLUSH: "flushing the disk",
 }
 
 
@@ -160,7 +160,8 @@ class NbdWriter(Client):
             self._much -= request.length
         if request.error is not None:
             end = request.offset + request.length
-            raise self._said.error(f"{_WORDS[kind]} {request.offset} to {end}: {request.error}")
+            where = "" if kind == wire.CMD_FLUSH else f" {request.offset} to {end}"
+            raise self._said.error(f"{_WORDS[kind]}{where}: {request.error}")
 
 
 _STATE = "vmckpt-standby"

@@ -128,16 +128,26 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
 def _begun(place: LogPlace) -> int:
     """Wait until nbdkit is serving, shortly after it went to the background.
 
-    Returns its process ID. Raises DiskLogError.
+    Returns its process ID. Raises DiskLogError, at once if nbdkit has exited.
     """
     give_up = time.monotonic() + _STARTS
     while time.monotonic() < give_up:
+        began = _recorded(place)
         if (process := running(place)) is not None:
             return process
+        if began:
+            raise DiskLogError(f"the write log {place.log}: nbdkit (process {began}) has exited")
         time.sleep(0.002)
     raise DiskLogError(
         f"the write log {place.log}: nbdkit did not begin to serve it within {_STARTS:g} s"
     )
+
+
+def _recorded(place: LogPlace) -> int:
+    """Return the process ID that this log's nbdkit recorded; 0 if it has recorded none."""
+    with suppress(OSError, ValueError), Control(place.control) as control:
+        return control.process
+    return 0
 
 
 def running(place: LogPlace) -> int | None:

@@ -511,8 +511,9 @@ class Primary:
     def _may_be_stopped(self) -> bool:
         """Return whether the guest is running and no other job is migrating or saving it."""
         monitor = self._parts.monitor
-        if monitor.run_state() != "running":
-            self._parts.status.say("no epoch is being captured: the guest is paused")
+        if (state := monitor.run_state()) != "running":
+            told = "paused" if state == "paused" else f"not running (QEMU's state: {state})"
+            self._parts.status.say(f"no epoch is being captured: the guest is {told}")
             self._due = time.monotonic() + _AGAIN
             return False
         if monitor.ask("query-migrate").get("status") in ACTIVE:

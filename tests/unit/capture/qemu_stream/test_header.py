@@ -63,6 +63,13 @@ def test_a_list_of_blocks_must_make_sense(data: bytes, message: str) -> None:
     assert message in caught.value.message
 
 
+def test_a_head_that_is_cut_off_is_refused_wherever_it_ends() -> None:
+    _, length = parse_head(SHORT_STREAM)
+    for cut in range(length):
+        with pytest.raises(StreamDamaged):
+            parse_head(SHORT_STREAM[:cut])
+
+
 def test_a_head_without_end_is_refused() -> None:
     uuid = b"\x05\x12configuration/uuid\0\0\0\x01" + bytes(16)
     begin = b"QEVM\0\0\0\x03\x07\0\0\0\x02pc"

@@ -294,6 +294,20 @@ def test_a_wrong_answer_ends_the_connection_with_a_reason(
         writer.close()
 
 
+def test_a_failed_flush_names_no_bytes(tmp_path: Path) -> None:
+    def talk(peer: socket.socket) -> None:
+        greet(peer, structured=True)
+        _, handle, _, _ = request(peer)
+        peer.sendall(simple(handle, 5))
+        peer.recv(4096)
+
+    with scripted(tmp_path, talk) as place:
+        writer = disk(place)
+        with pytest.raises(HypervisorError, match=r"\): flushing the disk: Input/output error"):
+            writer.flush()
+        writer.close()
+
+
 @pytest.mark.parametrize("structured", [True, False])
 def test_both_forms_of_yes_are_understood(tmp_path: Path, structured: bool) -> None:
     def talk(peer: socket.socket) -> None:

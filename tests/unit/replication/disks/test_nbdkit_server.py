@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,26 @@ def test_one_that_was_killed_is_not_running_and_another_begins_anew(served: Serv
 
     assert served.start() != process
     assert served.log().size() == 0
+
+
+def test_one_that_exits_at_once_is_not_waited_for(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbdkit_server.stop(served.place, served.socket)
+    launch = nbdkit_server._launch
+
+    def killed(place: LogPlace, *words: Any, **more: Any) -> None:
+        launch(place, *words, **more)
+        until(lambda: nbdkit_server.running(place) is not None)
+        process = nbdkit_server.running(place)
+        assert process is not None
+        os.kill(process, signal.SIGKILL)
+        until(lambda: nbdkit_server.running(place) is None)
+
+    monkeypatch.setattr(nbdkit_server, "_launch", killed)
+    monkeypatch.setattr(nbdkit_server, "_STARTS", 5.0)
+    with pytest.raises(DiskLogError, match=r"nbdkit \(process \d+\) has exited"):
+        served.start()
 
 
 def test_after_the_end_nothing_is_left(served: Served) -> None:

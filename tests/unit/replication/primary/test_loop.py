@@ -279,6 +279,8 @@ def test_a_guest_that_somebody_paused_is_left_alone(one: World) -> None:
         one.epochs(1)
         one.qemu.state = "paused"
         until(lambda: "the guest is paused" in one.says())
+        one.qemu.state = "io-error"
+        until(lambda: "the guest is not running (QEMU's state: io-error)" in one.says())
         count = one.capturer.count
         one.qemu.state = "running"
         one.epochs(1)

@@ -13,6 +13,7 @@ from vmckpt.model.events import Caller, Copied, Event, PhaseChanged
 from vmckpt.model.migration import JobPhase
 from vmckpt.snapshot.group import create
 from vmckpt.snapshot.request import Taken, TakeRequest
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes
 
 NEAR = StorePlace(name="near", url="/nowhere")
@@ -77,7 +78,7 @@ async def test_published_members_are_deleted_even_after_an_unexpected_error(
         if id_ == "s-2":
             raise StoreError("the store is full")
 
-    monkeypatch.setattr(create.Store, "open", lambda _: SimpleNamespace(delete=delete))
+    monkeypatch.setattr(Store, "open", lambda _: SimpleNamespace(delete=delete))
     group = create._Group([], NEAR, nothing, caller([]))
     taken = [cast("Taken", SimpleNamespace(id=id_)) for id_ in ("s-1", "s-2")]
     failed = await group._failed([*taken, ZeroDivisionError("a bug")], taken)
