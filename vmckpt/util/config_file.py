@@ -218,7 +218,7 @@ _FLOAT = re.compile(
 class _Loader(yaml.SafeLoader):
     """A YAML loader that rejects aliases, tags, merge keys and duplicate keys.
 
-    Settings files need none of these features. Control characters, deep nesting and very many
+    Settings files need none of these features. Control characters, deep nesting and too many
     values are also rejected. Numbers are those of YAML 1.2: 010 is ten, while 22:22 and 1_000 are
     text. Dates are loaded as text.
     """
