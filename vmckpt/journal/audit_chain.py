@@ -32,6 +32,7 @@ class What(StrEnum):
     CONCLUDED = "concluded"
     """The step ended, or its state was determined."""
     ENDED = "ended"
+    """The operation ended, and all its open steps with it."""
     REFUSED = "refused"
     """The user lacked the role that the command needs. The entry has no job."""
 

@@ -1,12 +1,15 @@
 """vmckpt audit: what is listed, and that an edited trail has an exit code of its own."""
 
+import hashlib
 import json
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from vmckpt.cli import app
 from vmckpt.errors import AuditBroken
 
@@ -47,6 +50,15 @@ def test_entries_name_the_command_without_its_arguments(capsys: pytest.CaptureFi
     assert "ended completed" in second
     assert printed(capsys, "list", "--limit", "1") == [left]
     assert printed(capsys, "list", "--guest", "web1") == []
+
+
+def test_anybody_can_recompute_a_digest(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/security.md describes it for programs of others."""
+    page = (ROOT / "docs/security.md").read_text().partition("**Recomputing.**")[2]
+    names = re.findall(r"`(\w+)`", page.partition("\n*")[0])
+    for entry in printed(capsys, "list"):
+        fields = json.dumps([entry[name] for name in names], separators=(",", ":"))
+        assert hashlib.sha256(fields.encode()).hexdigest() == entry["digest"]
 
 
 def test_an_edited_trail_is_named_and_still_listed(

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
 
+from tests.support import postgres
 from tests.support.journals import WEB1, Clock
 from vmckpt.errors import BadInput, LeaseLost
 from vmckpt.journal import controller_identity
@@ -209,6 +211,34 @@ def test_pruning_keeps_the_trail(journal: Journal, clock: Clock) -> None:
     journal.prune()
     assert journal.operations() == []
     assert (journal.verify_audit().entries, journal.verify_audit().broken) == (4, None)
+
+
+def test_the_trail_on_a_server_can_be_closed_to_edits(postgresql: postgres.Server) -> None:
+    """With the rights that docs/security.md grants, vmckpt works, and cannot edit entries."""
+    place = postgresql.place()
+    Journal(place).close()
+    schema_name = place.rpartition("%3D")[2]
+    role = f"limited_{schema_name}"
+    for statement in (
+        f"CREATE ROLE {role} LOGIN", f"GRANT USAGE ON SCHEMA {schema_name} TO {role}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {schema_name} TO {role}",
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema_name} TO {role}",
+        f"REVOKE UPDATE, DELETE, TRUNCATE ON audit FROM {role}",
+    ):  # fmt: skip
+        postgresql.sql(statement, schema_name)
+    limited = place.replace("postgres@", f"{role}@")
+    with Journal(limited) as journal:
+        id_ = moved(journal)
+        journal.ask(journal.begin(WEB1), RequestKind.CANCEL, {}, "eve@desk")
+        journal.prune()
+        assert journal.operation(id_, ended=True).outcome == "completed"
+        assert (journal.verify_audit().entries, journal.verify_audit().broken) == (6, None)
+    engine = create_engine(limited.replace("postgresql://", "postgresql+psycopg://"))
+    for edit in ("UPDATE audit SET guest = 'x'", "DELETE FROM audit", "TRUNCATE audit"):
+        with pytest.raises(DBAPIError, match="permission denied"), engine.begin() as connection:
+            connection.execute(text(edit))
+    engine.dispose()
+    postgresql.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_several_processes_append_to_one_chain(place: Path | str) -> None:
