@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.bench import Bench, finish, first_line
+from tests.lab.bench import Bench, finish, first_line, until, uuid
+from tests.lab.guest_agents import started
 from tests.lab.snapshots import SMALL, left, taken
+from vmckpt.hypervisor.guest_agent import GuestAgent
+from vmckpt.hypervisor.qmp import QmpMonitor
 
 WHOLE = {"memory": True, "disk": True, "output": True}
 
@@ -29,6 +32,23 @@ def test_a_snapshot_is_seen_to_live_beside_its_guest(kept: Bench) -> None:
     assert (booted["lives"], booted["host"]) == (True, "beta"), booted
     assert (strangers(kept), left(kept)) == ([], [])
     assert kept.ledgers() == WHOLE
+
+
+@pytest.mark.long
+def test_the_agent_that_answered_must_answer_in_the_copy(
+    kept: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(kept, tmp_path, monkeypatch, stays=True)
+    uri = kept.inventory.host("alpha").uri
+    with QmpMonitor(uuid(kept), host="alpha", uri=uri) as monitor:
+        until(GuestAgent(monitor).there)
+    one = taken(kept).json
+    done = kept.good(
+        "snapshot", "verify", one["id"], "--boot", "--on", "beta", "--for", "20s", "--json"
+    )
+    (booted,) = done.json["booted"]
+    assert (booted["lives"], booted["why"]) == (True, "its guest agent answers"), booted
+    assert (strangers(kept), left(kept)) == ([], [])
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ import libvirt_qemu
 
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import domain_xml
-from vmckpt.hypervisor.qmp import DomainCaller
+from vmckpt.hypervisor.qmp import DomainCaller, QmpMonitor
 from vmckpt.model.guest import GuestInterface
 from vmckpt.units import Seconds
 
@@ -27,7 +27,10 @@ _NONE = (
     libvirt.VIR_ERR_AGENT_UNRESPONSIVE,
     libvirt.VIR_ERR_OPERATION_INVALID,  # the guest is not running
 )
+CHANNEL = "org.qemu.guest_agent.0"
+"""Name of the guest agent's channel in a definition."""
 _SHORT = Seconds(5.0)
+_BRIEF = Seconds(2.0)
 _NANO = 1_000_000_000
 _TURN = Seconds(0.1)
 _MOST, _LONGEST = 256, 200
@@ -163,6 +166,15 @@ def _addresses(told: Any) -> Iterator[str]:
 
 def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)[:_LONGEST]
+
+
+def answers(monitor: QmpMonitor, definition: str) -> bool:
+    """Return whether the agent of a running guest answers; False if it cannot be queried."""
+    try:
+        runs = CHANNEL in definition and monitor.run_state() == "running"
+        return runs and GuestAgent(monitor).there(limit=_BRIEF)
+    except HypervisorError:
+        return False
 
 
 def thaw_left(agent: GuestAgent) -> bool:

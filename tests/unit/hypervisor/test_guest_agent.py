@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import libvirt
 import libvirt_qemu
 import pytest
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
+from vmckpt.hypervisor.guest_agent import CHANNEL, GuestAgent, answers, thaw_left
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.units import Seconds
 
 T = TypeVar("T")
@@ -136,3 +137,20 @@ def test_recovery_lets_go_only_what_is_held(asks: Asks) -> None:
     assert (thaw_left(held), thaw_left(free), thaw_left(none)) == (True, False, False)
     assert seat.asked[-1][0] == "guest-fsfreeze-thaw"
     assert len(other.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("definition", "state", "ping", "expected"),
+    [
+        (CHANNEL, "running", {}, True), ("", "running", {}, False), (CHANNEL, "paused", {}, False),
+        (CHANNEL, "running", HypervisorError("no answer", host="alpha", code=1), False),
+    ],
+)  # fmt: skip
+def test_whether_an_agent_answers_is_known_only_of_a_running_guest(
+    asks: Callable[..., tuple[GuestAgent, FakeSeat]], definition: str, state: str, ping: Any,
+    expected: bool,
+) -> None:  # fmt: skip
+    _, seat = asks(guest_ping=ping)
+    monitor = cast("QmpMonitor", seat)
+    seat.run_state = lambda: state  # type: ignore[attr-defined]
+    assert answers(monitor, definition) is expected

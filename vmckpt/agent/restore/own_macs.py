@@ -14,7 +14,7 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.definition.elements import attribute, mac_of
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import domain_xml
-from vmckpt.hypervisor.guest_agent import GuestAgent
+from vmckpt.hypervisor.guest_agent import CHANNEL, GuestAgent
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.model.guest import GuestInterface
 from vmckpt.units import Seconds
@@ -23,8 +23,6 @@ _ANSWERS = Seconds(10.0)
 """How long to wait for the guest agent, which was running when the snapshot was taken."""
 _TURN = Seconds(0.2)
 _EXITS = Seconds(15.0)
-AGENT = "org.qemu.guest_agent.0"
-"""Name of the guest agent's channel in a definition."""
 _IP = ("ip", "/sbin/ip", "/usr/sbin/ip")
 
 
@@ -71,7 +69,7 @@ def give_own_macs(order: RestoreOrder, original: str) -> MacResult:
         return MacResult()
     if order.paused:
         return MacResult(kept="the guest is paused")
-    if AGENT not in original:
+    if CHANNEL not in original:
         return MacResult(kept="the guest has no guest agent")
     try:
         with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:

@@ -38,7 +38,7 @@ from vmckpt.capture.memory.page_diff import Flags
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.capture.network_hold import OutputHold
 from vmckpt.errors import BadInput, CannotCapture, CaptureFailed, VmckptError
-from vmckpt.hypervisor import domain_xml, qemu_user
+from vmckpt.hypervisor import domain_xml, guest_agent, qemu_user
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qmp import QmpMonitor
@@ -291,7 +291,9 @@ class SnapshotCreator:
             finally:
                 memory.release()
         image = None if memory is None else memory.image
-        described = describe.facts(self._monitor.xml(), disks.facts, image)
+        xml = self._monitor.xml()
+        agent = memory is not None and guest_agent.answers(self._monitor, xml)
+        described = describe.facts(xml, disks.facts, image, agent=agent)
         self._read(disks, work, draft)
         written = writer.finish()
         warnings = describe.warnings(self._warnings)

@@ -19,10 +19,13 @@ _LONGEST, _MOST = 255, 64
 """Limits for warnings in a manifest: characters per warning, and number of warnings."""
 
 
-def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> PrivateFacts:
+def facts(
+    xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None, *, agent: bool
+) -> PrivateFacts:
     """Return the private metadata, which an encrypted snapshot stores in encrypted form.
 
-    Raises ValueError if the XML is invalid.
+    `agent`: whether the guest agent, which is then also in the captured memory, answers. Raises
+    ValueError if the XML is invalid.
     """
     guest = _described(xml)
     return PrivateFacts(
@@ -36,6 +39,7 @@ def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> Pr
             DiskMake(target=one.name, format=one.format, size=one.size or 0, options="")
             for one in disks
         ),
+        agent={"guest-ping": "answered"} if agent else {},
     )
 
 

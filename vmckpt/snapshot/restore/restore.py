@@ -14,7 +14,6 @@ from typing import Any
 from vmckpt.agent import client
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import error_as_json
-from vmckpt.agent.restore import own_macs
 from vmckpt.agent.results import RestoreResult
 from vmckpt.capture import firmware
 from vmckpt.errors import (
@@ -27,6 +26,7 @@ from vmckpt.errors import (
 )
 from vmckpt.hypervisor import domains, hardware, lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.guest_agent import CHANNEL
 from vmckpt.journal.recorder import JournalStepLog, Recorder, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.disk import StorePlace
@@ -205,7 +205,7 @@ def _require_own_macs(xml: str, request: RestoreRequest) -> None:
         return
     if request.paused:
         why = "a paused fork has the MAC addresses of its original"
-    elif own_macs.AGENT not in xml:
+    elif CHANNEL not in xml:
         why = "the snapshot's memory contains the original's MAC addresses, and the guest has no"
         why += " guest agent that could change them"
     else:

@@ -12,7 +12,7 @@ from vmckpt.agent.cleanup_orders import DiscardOrder
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import domains, liveness, qmp
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.guest_agent import GuestAgent
+from vmckpt.hypervisor.guest_agent import CHANNEL, GuestAgent
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.events import Caller
@@ -28,7 +28,6 @@ from vmckpt.units import Seconds
 WATCH = Seconds(10.0)
 _TURN = Seconds(1.0)
 _NAME = "proof"
-_AGENT = "org.qemu.guest_agent.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +119,7 @@ async def _proved(
         caller.warn(f"watching {request.fork} on {host.name} for {watch:g} s; it has no network")
         facts = opened.private.facts
         # An agent that did not answer when the snapshot was made may not be installed.
-        asks = _AGENT in facts.domain_xml
+        asks = CHANNEL in facts.domain_xml
         agent = False if asks and facts.agent else None
         return await _watched(hypervisor, guest.uuid, watch, caller.stop, asks=asks, agent=agent)
 

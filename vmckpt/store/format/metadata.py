@@ -151,7 +151,7 @@ class PrivateFacts:
     stream: Annotated[tuple[Part, ...], Field(max_length=16)] = ()
     """QEMU's state without the memory; empty for a snapshot without memory."""
     agent: Labels = field(default_factory=dict)
-    """Data reported by the guest agent; empty if the guest has no agent."""
+    """Data reported by the guest agent; empty if none answered, or if there is no memory."""
     warnings: Annotated[tuple[Word, ...], Field(max_length=64)] = ()
     """Warnings that were issued while the snapshot was created."""
 

@@ -44,11 +44,11 @@ def test_a_guest_that_has_failed_over_is_described_as_it_was_before() -> None:
     for xml in (XML, other):
         standby = standby_xml.standby(xml, {}, "5e55")
         assert "-incoming" in standby
-        made = describe.facts(standby, (), None).domain_xml
+        made = describe.facts(standby, (), None, agent=False).domain_xml
         assert "commandline" not in made
         assert standby_xml.MARK + "}standby" not in made
-        assert describe.facts(made, (), None).domain_xml == made
-    assert describe.facts(XML, (), None).domain_xml == XML
+        assert describe.facts(made, (), None, agent=False).domain_xml == made
+    assert describe.facts(XML, (), None, agent=False).domain_xml == XML
 
 
 def test_the_base_of_an_overlay_is_recorded() -> None:
@@ -58,10 +58,10 @@ def test_the_base_of_an_overlay_is_recorded() -> None:
         "<disk type='file'><source file='/y'/><target dev='vdb'/></disk></devices></domain>",
     )
     disks = [replace(DISK, base=("/base.qcow2", "qcow2")), replace(DISK, name="vdb")]
-    made = describe.facts(xml, disks, None).domain_xml
+    made = describe.facts(xml, disks, None, agent=False).domain_xml
     assert restore_xml.bases(made) == {"vda": ("/base.qcow2", "qcow2")}
-    assert describe.facts(made, disks, None).domain_xml == made
-    assert describe.facts(xml, disks[1:], None).domain_xml == xml
+    assert describe.facts(made, disks, None, agent=False).domain_xml == made
+    assert describe.facts(xml, disks[1:], None, agent=False).domain_xml == xml
     placed = restore_xml.xml_for_replace(made, {"vda": "/new", "vdb": "/y"})
     assert "backingStore" not in placed, "libvirt reads it from the restored image"
 
@@ -76,11 +76,13 @@ def test_no_warning_costs_the_snapshot() -> None:
 
 
 def test_the_facts_are_of_the_definition_the_disks_and_the_memory() -> None:
-    found = describe.facts(XML, [DISK], cast("FrozenImage", IMAGE))
+    found = describe.facts(XML, [DISK], cast("FrozenImage", IMAGE), agent=True)
     assert (found.domain_xml, found.boot_files) == (XML, ("/fw.fd",))
     assert found.disks == (DiskMake(target="vda", format="qcow2", size=4096, options=""),)
     assert found.ram == (RamBlock(name="pc.ram", size=8192),)
-    assert describe.facts(XML, [DISK], None).ram == ()
+    assert found.agent != {}
+    bare = describe.facts(XML, [DISK], None, agent=False)
+    assert (bare.ram, bare.agent) == ((), {})
 
 
 def test_everybody_may_read_how_much_it_is_and_of_what(order: CreateOrder) -> None:
@@ -90,7 +92,9 @@ def test_everybody_may_read_how_much_it_is_and_of_what(order: CreateOrder) -> No
             ("pc.ram", Kind.RAM, 8192), ("vda", Kind.DISK, 4096), ("vdb", Kind.DISK, 512)
         )
     )  # fmt: skip
-    private = Private(facts=describe.facts(XML, [], None), chunks=[], regions=regions, files={})
+    private = Private(
+        facts=describe.facts(XML, [], None, agent=False), chunks=[], regions=regions, files={}
+    )
     told = describe.public(order, private, made_at=5.0, qemu="7.2.22", parent=None, epoch=3, new=99)
     assert (told.guest, told.machine, told.arch) == ("web1", "pc-q35-7.2", "x86_64")
     assert (told.memory, told.disks, told.new) == (8192, 4608, 99)
