@@ -20,7 +20,7 @@ from vmckpt.agent import bundle, results
 from vmckpt.agent.protocol import error_from_json
 from vmckpt.errors import RemoteError
 from vmckpt.model.events import Copied, Emit
-from vmckpt.model.host import Host
+from vmckpt.model.host import ADD_SSH, Host
 from vmckpt.remote import agent_install
 from vmckpt.remote.agent_channel import AgentProcess
 from vmckpt.remote.agent_install import Parcel
@@ -201,7 +201,7 @@ def _here(host: Host) -> tuple[str, ...]:
         raise RemoteError(
             f"{host.name}: the host has no ssh address and is not this machine",
             host=host.name,
-            hint="add ssh: {address: ...} to the inventory",
+            hint=ADD_SSH,
         )
     found = shutil.which(_NAME)
     return (found,) if found else (sys.executable, *_MODULE)

@@ -16,7 +16,7 @@ from vmckpt.evacuation.task import Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity, maintenance
 from vmckpt.model.finding import Severity
-from vmckpt.model.host import Host
+from vmckpt.model.host import ADD_SSH, Host
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Seconds, show_seconds
 
@@ -94,7 +94,7 @@ async def roll(
     if without:
         raise BadInput(
             f"{', '.join(without)}: no ssh address, so no command can be run there",
-            hint="add ssh: {address: ...} to the inventory",
+            hint=ADD_SSH,
         )
     done = []
     await asyncio.to_thread(_free, hosts, options.why)

@@ -119,11 +119,13 @@ class FsFreeze:
         if self._trouble is None:
             return None
         code, why = self._trouble
+        if code != "still-frozen":
+            why = f"are only crash-consistent: {why}"
         return Finding(
             code=code,
             severity=Severity.INFO if code == "no-agent" else Severity.WARNING,
             where=guest,
-            text=f"its file systems are only crash-consistent: {why}",
+            text=f"its file systems {why}",
             hint="install qemu-guest-agent in the guest" if code == "no-agent" else None,
         )
 
@@ -147,8 +149,9 @@ class FsFreeze:
                     log.warning("thawing the guest's file systems failed: %s", exc)
             if self._held:
                 self._held = False
+                earlier = "" if self._trouble is None else f"{self._trouble[1]}; "
                 self._trouble = (
                     "still-frozen",
-                    "they may still be frozen, because the guest agent did not thaw them;"
+                    f"may still be frozen: {earlier}the guest agent did not thaw them;"
                     f" run virsh domfsthaw {self._guest}",
                 )

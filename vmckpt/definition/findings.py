@@ -1,5 +1,6 @@
 """Turn the answers of a target into findings, one for each device and kind of resource. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 
@@ -15,6 +16,7 @@ _START = {
     Kind.NETWORK: "run virsh net-start {name} on {target}",
 }
 _NO_VALUE_HINT = "run virsh secret-set-value {name} --file FILE on {target}"
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 def missing(
@@ -54,6 +56,8 @@ def _finding(found: Sequence[Resource], answer: Answer, hosts: Mapping[str, str]
         hint = _NO_VALUE_HINT
     pool, _, volume = first.name.partition("/")
     name = volume if first.kind is Kind.VOLUME else first.name
+    if answer is Answer.NO_VALUE and not _UUID.fullmatch(name):
+        name = "UUID"  # a definition may name a secret by its usage, which virsh does not accept
     return Finding(
         code=check.code, severity=first.severity, where=hosts["target"],
         text=_text(found, answer, hosts),

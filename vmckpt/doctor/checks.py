@@ -9,7 +9,7 @@ from cryptography import x509
 from vmckpt.model import known_problems
 from vmckpt.model.fencing import Power, Ran, power
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.host import TRACKS_WRITES, Host, HostFacts, HostProbe, NoTrace
+from vmckpt.model.host import ADD_SSH, TRACKS_WRITES, Host, HostFacts, HostProbe, NoTrace
 from vmckpt.model.same_host import SameUuid
 from vmckpt.replication.watchdog import rules
 from vmckpt.replication.watchdog.rules import KillMethod
@@ -209,7 +209,7 @@ def _ssh(examined: Examined) -> Iterator[Finding]:
             Severity.WARNING,
             name,
             "no ssh address: storage and networks cannot be verified",
-            "add ssh: {address: ADDRESS} to the host in the inventory",
+            ADD_SSH,
         )
     elif examined.probe_error is not None:
         yield _finding(

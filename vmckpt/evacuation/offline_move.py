@@ -25,7 +25,7 @@ from vmckpt.migration.plan.host_facts import Remotes
 from vmckpt.model.disk import NVRAM, CopyPlan, Drive, Made
 from vmckpt.model.events import Estimate, Sampled
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.host import Host
+from vmckpt.model.host import ADD_SSH_TO_BOTH, Host
 from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.policy.model import CopyKind
 from vmckpt.remote import image_copy, images, probe
@@ -96,7 +96,7 @@ async def plan_copies(known: Known, ends: Ends) -> CopyPlan:
         return _NOTHING
     if ends.remotes is None:
         why = f"disks are copied over ssh, but {ends.source.name} or {ends.target.name}"
-        hint = "add ssh: {address: ...} for both hosts to the inventory, or share the guest's disks"
+        hint = f"{ADD_SSH_TO_BOTH}, or share the guest's disks"
         return CopyPlan(findings=(_unseen(ends.target.name, f"{why} has no ssh login", hint),))
     async with Hypervisor(ends.source) as here, Hypervisor(ends.target) as there:
         drives = await storage.drives(here, guest.uuid)

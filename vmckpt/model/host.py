@@ -11,6 +11,9 @@ from vmckpt.model.guest import GuestState
 from vmckpt.units import Bytes, Seconds
 
 AGENT_STATE = "/var/lib/vmckpt/agent"
+ADD_SSH = "add ssh: {address: ADDRESS} to the host in the inventory"
+"""Hint for a host without a login by ssh."""
+ADD_SSH_TO_BOTH = "add ssh: {address: ADDRESS} to both hosts in the inventory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

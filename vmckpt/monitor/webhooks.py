@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from shlex import quote
 
 import aiohttp
 
@@ -96,9 +97,10 @@ def read_private(path: Path, what: str) -> str:
             if not stat.S_ISREG(seen.st_mode):
                 raise BadInput(f"{path} is not a file; it should contain {what}")
             if seen.st_uid not in (0, os.geteuid()) or seen.st_mode & 0o077:
+                owner, name = os.geteuid() or "root", quote(str(path))
                 raise BadInput(
                     f"{path}: other users can access {what} (mode {seen.st_mode & 0o777:o})",
-                    hint=f"run chown root {path} and chmod 600 {path}",
+                    hint=f"run chown {owner} {name} and chmod 600 {name}",
                 )
             return file.read(_LARGEST_SECRET).decode()
     except OSError as exc:

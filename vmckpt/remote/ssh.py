@@ -26,7 +26,7 @@ from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from vmckpt.errors import HostKeyRefused, RemoteError
-from vmckpt.model.host import Host, SshAddress
+from vmckpt.model.host import ADD_SSH, Host, SshAddress
 from vmckpt.units import Seconds
 
 _KEEPALIVE = 30
@@ -111,7 +111,7 @@ class Remote:
             raise RemoteError(
                 f"{host.name}: no ssh address",
                 host=host.name,
-                hint="add ssh: {address: ...} to the inventory",
+                hint=ADD_SSH,
             )
         self.host = host
         self._where = host.ssh
@@ -397,6 +397,8 @@ def _silent(error: OSError) -> bool:
 def _why(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return "unknown host name"
+    if isinstance(error, _LoginTooSlow):
+        return f"connected, but the login took more than {_ENTER_LIMIT:g} s"
     if isinstance(error, TimeoutError):
         return f"no answer within {CONNECT_LIMIT:g} s"
     return error.strerror or str(error)

@@ -127,7 +127,19 @@ def test_an_agent_that_stays_deaf_is_told_of_with_the_mend() -> None:
     finding = held.finding("web1")
     assert finding is not None
     assert finding.code == "still-frozen"
-    assert "virsh domfsthaw u-1" in finding.text
+    assert finding.text == (
+        "its file systems may still be frozen: the guest agent did not thaw them; run virsh"
+        " domfsthaw u-1"
+    )
+
+
+def test_a_freeze_that_failed_and_is_not_undone_is_told_with_both_reasons() -> None:
+    with quiet(FakeAgent(freezes=False, deaf_to_thaws=99)) as held:
+        pass
+
+    finding = held.finding("web1")
+    assert finding is not None
+    assert finding.text.startswith("its file systems may still be frozen: freezing failed: ")
 
 
 def test_what_cannot_be_noted_is_not_begun() -> None:

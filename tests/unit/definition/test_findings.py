@@ -51,6 +51,15 @@ def test_hints_are_commands_that_can_be_typed() -> None:
     assert folder.hint == "run mkdir -p '/srv/a b' on beta"
 
 
+def test_a_value_is_set_by_uuid_even_if_a_definition_names_the_secret_by_its_usage() -> None:
+    uuid = "0d6f7a57-be04-4dd1-80ff-c8e5fa28580b"
+    (by_uuid,) = told({of(Kind.SECRET, uuid): Answer.NO_VALUE})
+    (by_usage,) = told({of(Kind.SECRET, "my disk"): Answer.NO_VALUE})
+
+    assert by_uuid.hint == f"run virsh secret-set-value {uuid} --file FILE on beta"
+    assert by_usage.hint == "run virsh secret-set-value UUID --file FILE on beta"
+
+
 def test_several_of_a_kind_for_a_device_are_one_finding() -> None:
     cpus = {of(Kind.CPU, str(cpu), None): Answer.ABSENT for cpu in (8, 9, 10)}
     (found,) = told(cpus)

@@ -60,6 +60,17 @@ def test_a_private_file_is_read_only_if_it_is_private(tmp_path: Path) -> None:
             read_private(file, "URLs")
 
 
+def test_the_owner_that_is_proposed_is_the_user_that_reads_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "urls"
+    file.touch(0o644)
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    with pytest.raises(BadInput) as caught:
+        read_private(file, "URLs")
+    assert caught.value.hint == f"run chown 1234 {file} and chmod 600 {file}"
+
+
 def test_a_file_of_another_user_is_not_private(tmp_path: Path) -> None:
     file = tmp_path / "urls"
     file.touch(0o600)

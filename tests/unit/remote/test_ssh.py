@@ -258,3 +258,10 @@ async def test_a_login_without_an_end_is_no_silence(
     with pytest.raises(RemoteError) as caught:
         await remote.run(["uname"])
     assert not caught.value.silent
+    assert "connected, but the login took more than 0.4 s" in caught.value.message
+
+
+def test_a_host_without_a_login_is_refused_with_the_entry_that_it_needs() -> None:
+    with pytest.raises(RemoteError) as caught:
+        Remote(Host(name="alpha", uri="qemu:///system"))
+    assert caught.value.hint == "add ssh: {address: ADDRESS} to the host in the inventory"

@@ -25,7 +25,7 @@ from vmckpt.model import known_problems, same_host
 from vmckpt.model.disk import CopyPlan
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest
-from vmckpt.model.host import QemuCertificates
+from vmckpt.model.host import ADD_SSH_TO_BOTH, QemuCertificates
 from vmckpt.model.migration import Driver, Mode, MoveOrder
 from vmckpt.policy import compatibility, select
 from vmckpt.policy.compatibility import Conflict, Versions
@@ -307,7 +307,7 @@ async def _copies(
     if remotes is None:
         raise BadInput(
             f"{guest.name}: disks can only be copied between hosts with ssh logins",
-            hint="add ssh: {address: ...} for both hosts to the inventory",
+            hint=ADD_SSH_TO_BOTH,
         )
     try:
         return await storage_copy.plan_copies(
@@ -381,7 +381,7 @@ def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
                 severity=Severity.WARNING,
                 where=facts.target,
                 text=f"{text}: {what}",
-                hint="add ssh: {address: ...} for both hosts to the inventory",
+                hint=ADD_SSH_TO_BOTH,
             ),
         )
     if facts.post_copy_error is None:

@@ -14,7 +14,16 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
 from vmckpt.model.finding import Finding, Severity, blocker
-from vmckpt.model.host import CA, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, Host, QemuCertificates
+from vmckpt.model.host import (
+    ADD_SSH,
+    CA,
+    CLIENT,
+    CLIENT_KEY,
+    SERVER,
+    SERVER_KEY,
+    Host,
+    QemuCertificates,
+)
 
 _GUIDE = "see libvirt's TLS guide (kbase/tlscerts)"
 
@@ -53,7 +62,7 @@ def tls_findings(
     if at_source is None or at_target is None:
         unseen = source if at_source is None else target
         text = "QEMU's certificates could not be read"
-        hint = "add ssh: {address: ...} to the inventory"
+        hint = ADD_SSH
         warning = _finding("tls-unproven", Severity.WARNING, unseen, text, hint)
         return TlsVerdict(name=names[0] if names else None, findings=(warning,))
     found = [*_missing(source, target, at_source, at_target)]
