@@ -252,7 +252,7 @@ def test_paused_from_another_terminal_and_shut_down_by_policy(three: Bench) -> N
     # The lab's guests do not hear their power button: it is left, running, and it is said so.
     assert done.code == 26, done.err
     (left,) = done.json["left"]
-    assert (left["guest"], left["why"]) == ("web3", "the guest did not shut down within 5.0 s")
+    assert (left["guest"], left["why"]) == ("web3", "web3 on alpha did not shut down within 5.0 s")
     assert on(three, "web3") == {"web3": ["alpha"]}
     assert {one["guest"] for one in done.json["moved"]} == {"web1", "web2"}
     assert all(one.code == 0 for one in told), told

@@ -143,7 +143,7 @@ def _libvirt(examined: Examined) -> Iterator[Finding]:
         return
     for what, version, oldest, package in (
         ("libvirt", facts.libvirt_version, OLDEST_LIBVIRT, "libvirt-daemon-system"),
-        ("qemu", facts.qemu_version, OLDEST_QEMU, "qemu-system-x86"),
+        ("qemu", facts.qemu_version, OLDEST_QEMU, _qemu_package(facts)),
     ):
         new_enough = known_problems.version(version) >= oldest
         least = ".".join(str(part) for part in oldest)
@@ -374,6 +374,12 @@ def _certificates(name: str, probe: HostProbe, now: datetime) -> Iterator[Findin
         )
 
 
+def _qemu_package(facts: HostFacts) -> str:
+    """Return the Debian package with the QEMU for the host's own architecture."""
+    arm = ("aarch64", "kvm") in facts.platforms
+    return "qemu-system-arm" if arm else "qemu-system-x86"
+
+
 def _peers(examined: Examined) -> Iterator[Finding]:
     name = examined.host.name
     for other, error in sorted(examined.logins.items()):
@@ -391,7 +397,7 @@ def _peers(examined: Examined) -> Iterator[Finding]:
             "migration-ports",
             Severity.OK if open_ else Severity.BLOCKER,
             name,
-            f"can reach the migration ports of {other}"
+            f"can reach TCP port {FIRST_PORT} of {other}"
             if open_
             else f"packets to port {FIRST_PORT} of {other} are dropped",
             None if open_ else f"open TCP {FIRST_PORT}-49215 on {other} for {name}",

@@ -175,8 +175,9 @@ class _Copy:
             await images.publish(self._there, self._made)
             self._recorder.check()
             if await images.stamps(self._here, paths) != before:
+                host = here.host.name
                 raise HypervisorError(
-                    "the guest's disks were written to during the copy", host=here.host.name
+                    f"{host}: the guest's disks were written to during the copy", host=host
                 )
             _, stored = await storage.definitions_with_images_at(here, uuid, self._plan.placed)
             here.check_lease = self._recorder.check
@@ -317,7 +318,7 @@ async def _settle(
     before = await domains.presence(here, uuid)
     found = await domains.presence(there, uuid)
     if not found.reachable:
-        raise HypervisorError("the host does not answer", host=target)
+        raise HypervisorError(f"{target} does not answer", host=target)
     if found.state is not None:
         async with AsyncExitStack() as stack:
             # Once the guest has arrived, do not wait for a source that does not answer.

@@ -190,7 +190,8 @@ async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str
     def change(connection: libvirt.virConnect) -> None:
         domain = _lookup(connection, name)
         if domain is None:
-            raise HypervisorError(f"no guest {name!r}", host=hypervisor.host.name)
+            host = hypervisor.host.name
+            raise HypervisorError(f"no guest {name!r} on {host}", host=host)
         flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG if domain.isPersistent() else 0
         flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
         kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT

@@ -31,8 +31,9 @@ async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
         if domain.isActive():
             domain.shutdown()
 
-    def active(connection: libvirt.virConnect) -> bool:
-        return bool(connection.lookupByUUIDString(uuid).isActive())
+    def running(connection: libvirt.virConnect) -> str | None:
+        domain = connection.lookupByUUIDString(uuid)
+        return str(domain.name()) if domain.isActive() else None
 
     loop = asyncio.get_running_loop()
     until, asked = loop.time() + limit, -_AGAIN
@@ -40,12 +41,12 @@ async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
         if loop.time() - asked >= _AGAIN:
             await hypervisor.execute("shutting a guest down", ask)
             asked = loop.time()
-        if not await hypervisor.query("reading a guest's state", active):
+        if (name := await hypervisor.query("reading a guest's state", running)) is None:
             return
         if loop.time() > until:
+            host = hypervisor.host.name
             raise HypervisorError(
-                f"the guest did not shut down within {show_seconds(limit)}",
-                host=hypervisor.host.name,
+                f"{name} on {host} did not shut down within {show_seconds(limit)}", host=host
             )
         await asyncio.sleep(_POLL)
 
@@ -94,15 +95,15 @@ async def move_offline(
     )  # fmt: skip
 
     def change(connection: libvirt.virConnect) -> None:
-        domain = connection.lookupByUUIDString(uuid)
+        domain, host = connection.lookupByUUIDString(uuid), hypervisor.host.name
         # libvirt would undefine a running guest here, and would not move saved memory.
         if domain.isActive():
             raise HypervisorError(
-                "the guest was started in the meantime", host=hypervisor.host.name
+                f"{domain.name()} was started on {host} in the meantime", host=host
             )
         if domain.hasManagedSaveImage():
             raise HypervisorError(
-                "the guest's memory was saved in the meantime", host=hypervisor.host.name
+                f"the memory of {domain.name()} was saved on {host} in the meantime", host=host
             )
         domain.migrateToURI3(target, given, flags)
 

@@ -316,6 +316,7 @@ async def reachable(source: Remote, address: str, port: int) -> bool:
 
 
 _KVM_SCRIPT = r"""
+[ "$(uname -m)" = x86_64 ] || exit 3
 for kernel in "/boot/vmlinuz-$(uname -r)" /boot/vmlinuz-* /var/cache/vmckpt/guest/*/vmlinuz; do
     [ -r "$kernel" ] && break
 done
@@ -330,7 +331,7 @@ async def kvm_boots(remote: Remote) -> bool | None:
     """Return whether KVM boots an ordinary kernel, up to its search for a root disk.
 
     KVM may fail to boot the kernel although /dev/kvm exists. None: the host has no kernel for the
-    test. Raises RemoteError.
+    test, or another architecture than x86-64. Raises RemoteError.
     """
     answer = await remote.run(["sh", "-s"], text=_KVM_SCRIPT, limit=Seconds(15.0))
     return None if answer.status == 3 else answer.status == 0

@@ -75,6 +75,21 @@ def test_one_host_and_two_hosts_with_one_uuid_get_their_own_hints(
     assert "virsh" not in finding.hint
 
 
+@pytest.mark.parametrize(
+    ("arch", "package"), [("x86_64", "qemu-system-x86"), ("aarch64", "qemu-system-arm")]
+)
+def test_the_package_of_qemu_is_that_of_the_hosts_own_architecture(arch: str, package: str) -> None:
+    platforms = {(arch, "kvm"): frozenset[str](), ("riscv64", "qemu"): frozenset[str]()}
+    found = checks.check_host(facts(qemu_version="7.1.9", platforms=platforms), NOW)
+    (finding,) = [one for one in found if one.code == "qemu-version"]
+    assert finding.hint == f"run apt-get install {package} (from backports)"
+
+
+def test_only_the_port_that_was_tried_is_reported_as_reachable() -> None:
+    (finding,) = [one for one in checks.check_host(GOOD, NOW) if one.code == "migration-ports"]
+    assert finding.text == "can reach TCP port 49152 of beta"
+
+
 def test_nothing_is_wrong_with_a_good_host() -> None:
     assert wrong(GOOD) == {}
 

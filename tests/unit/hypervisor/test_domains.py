@@ -69,7 +69,7 @@ async def test_labels_are_all_that_were_given_last(alpha: Hypervisor) -> None:
         guest = await domains.find_guest(alpha, "web1")
         assert guest is not None
         assert guest.labels == labels
-    with pytest.raises(HypervisorError, match="no guest 'web3'"):
+    with pytest.raises(HypervisorError, match="no guest 'web3' on alpha"):
         await domains.set_labels(alpha, "web3", {})
 
 

@@ -63,7 +63,7 @@ async def test_one_that_does_not_hear_is_asked_again_and_never_ended_by_force(
     monkeypatch.setattr(libvirt.virDomain, "shutdown", lambda _: asked.append(1))
     monkeypatch.setattr(lifecycle, "_POLL", 0.01)
     monkeypatch.setattr(lifecycle, "_AGAIN", Seconds(0.05))
-    with pytest.raises(HypervisorError, match="the guest did not shut down within"):
+    with pytest.raises(HypervisorError, match="web1 on alpha did not shut down within"):
         await lifecycle.shut_down(alpha, UUID, Seconds(0.3))
     assert len(asked) >= 2
     assert await state(alpha) is GuestState.RUNNING
@@ -87,10 +87,10 @@ async def test_a_guest_that_was_started_or_saved_meanwhile_is_not_moved(
         moved.append((target, given))
 
     monkeypatch.setattr(libvirt.virDomain, "migrateToURI3", move)
-    with pytest.raises(HypervisorError, match="the guest was started in the meantime"):
+    with pytest.raises(HypervisorError, match="web1 was started on alpha in the meantime"):
         await lifecycle.move_offline(alpha, UUID, "qemu+tls://beta/system")
     await lifecycle.suspend(alpha, UUID)
-    with pytest.raises(HypervisorError, match="the guest's memory was saved in the meantime"):
+    with pytest.raises(HypervisorError, match="memory of web1 was saved on alpha in the meantime"):
         await lifecycle.move_offline(alpha, UUID, "qemu+tls://beta/system")
     assert moved == []
     await lifecycle.start(alpha, UUID)

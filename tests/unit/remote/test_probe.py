@@ -116,3 +116,13 @@ async def test_an_answer_about_files_that_makes_no_sense_is_no_answer(
     monkeypatch.setattr(shell, "run", run)
     with pytest.raises(RemoteError, match="looking for files: invalid answer"):
         await probe.present(shell, ["/a", "/b"])
+
+
+def test_an_x86_kernel_is_not_booted_on_another_architecture(tmp_path: Path) -> None:
+    (tmp_path / "uname").write_text("#!/bin/sh\necho aarch64\n")
+    (tmp_path / "uname").chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", "-s"], input=probe._KVM_SCRIPT, text=True, check=False,
+        env={"PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 3

@@ -16,6 +16,7 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.restore import own_macs
 from vmckpt.agent.restore.own_macs import Change, MacResult
 from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor.guest_agent import CHANNEL
 from vmckpt.units import Seconds
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ OLD, NEW, VLAN = "52:54:00:00:00:01", "52:54:00:00:00:02", "52:54:00:00:00:03"
 
 
 def definition(mac: str, *, agent: bool = True) -> str:
-    channel = f"<channel type='unix'><target name='{own_macs.AGENT}'/></channel>" if agent else ""
+    channel = f"<channel type='unix'><target name='{CHANNEL}'/></channel>" if agent else ""
     return (
         f"<domain><devices>{channel}<interface type='bridge'><mac address='{mac}'/>"
         "<alias name='net0'/></interface></devices></domain>"
