@@ -1,39 +1,52 @@
-"""Decide whether the acting user may run a command. Refusals are recorded in the audit trail."""
+"""Decide whether the acting user may run a command.
 
-from collections.abc import Callable
+The audit trail records refusals, and commands on stores and keys, which are no jobs.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
 
 from vmckpt import inventory as inventories
-from vmckpt.errors import BadInput, JournalError, NotPermitted
+from vmckpt.errors import BadInput, JournalError, NotPermitted, ReadOnly
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, location
-from vmckpt.model.roles import NEEDS, ActingUser, Role
+from vmckpt.journal.audit_chain import What
+from vmckpt.model.roles import NEEDS, NO_JOB, Role
 from vmckpt.util import acting_user
 
+log = logging.getLogger("vmckpt.audit")
 
-def require(inventory: Inventory, command: str, *, guest: str | None = None) -> None:
+
+def require(
+    inventory: Inventory, command: str, *, guest: str | None = None, names: Sequence[str] = ()
+) -> None:
     """Check that a command that makes changes is allowed.
 
-    `command`: a row of `roles.NEEDS`. `guest`: for the audit trail. Raises ReadOnly, and
-    NotPermitted if the acting user lacks the role that the command needs.
+    `command`: a row of `roles.NEEDS`. `guest`, `names`: the guest, and the snapshots or keys, for
+    the audit trail. Raises ReadOnly, and NotPermitted if the acting user lacks the role that the
+    command needs.
     """
     inventory.may_act()
-    require_role(inventory, command, guest=guest)
+    require_role(inventory, command, guest=guest, names=names)
 
 
-def require_role(inventory: Inventory, command: str, *, guest: str | None = None) -> None:
+def require_role(
+    inventory: Inventory, command: str, *, guest: str | None = None, names: Sequence[str] = ()
+) -> None:
     """Like `require`, for a command that is also allowed in read-only mode."""
-    if inventory.roles is None:
-        return
     _check(inventory, NEEDS[command], f"vmckpt {command}", guest)
+    if not inventory.read_only:
+        _record_start(command, names)
 
 
 def require_view(inventory: Inventory) -> None:
     """Check that the acting user may use the inventory at all. Raises NotPermitted."""
-    if inventory.roles is not None:
-        _check(inventory, Role.VIEW, "vmckpt with this inventory", None)
+    _check(inventory, Role.VIEW, "vmckpt with this inventory", None)
 
 
-def require_if_known(inventory: Callable[[], Inventory], command: str) -> None:
+def require_if_known(
+    inventory: Callable[[], Inventory], command: str, *, names: Sequence[str] = ()
+) -> None:
     """Like `require`, for a command that needs no inventory.
 
     If there is no valid inventory, every user is allowed. Raises ReadOnly, NotPermitted.
@@ -44,15 +57,20 @@ def require_if_known(inventory: Callable[[], Inventory], command: str) -> None:
         raise
     except BadInput:
         inventories.may_act()
+        _record_start(command, names)
     else:
-        require(known, command)
+        require(known, command, names=names)
 
 
 def _check(inventory: Inventory, needed: Role, what: str, guest: str | None) -> None:
-    user = acting_user.acting_user()
-    if inventory.roles is None or not inventory.roles.lacks(user, needed):
+    if inventory.roles is None:
         return
-    unrecorded = _record(user, needed, what, guest)
+    user = acting_user.acting_user()
+    if not inventory.roles.lacks(user, needed):
+        return
+    why = f"{user.name} lacks the role {needed}"
+    failed = _record(What.REFUSED, what, guest=guest, outcome=why)
+    unrecorded = "" if failed is None else f"; the refusal was not recorded ({failed})"
     raise NotPermitted(
         f"user {user.name} may not run {what}: it needs the role {needed}; nothing was changed"
         f"{unrecorded}",
@@ -60,15 +78,37 @@ def _check(inventory: Inventory, needed: Role, what: str, guest: str | None) -> 
     )
 
 
-def _record(user: ActingUser, needed: Role, what: str, guest: str | None) -> str:
-    """Record a refusal in the audit trail. Returns a text for the error if that fails."""
+def _record_start(command: str, names: Sequence[str]) -> None:
+    """Record the start of a command that is no job.
+
+    If the journal cannot be written, the command runs all the same, with a warning in the log: it
+    may be needed to free the space that the journal lacks.
+    """
+    if command not in NO_JOB:
+        return
+    failed = _record(What.ALLOWED, " ".join(("vmckpt", command, *names)))
+    if failed is not None:
+        log.critical("vmckpt %s is not in the audit trail: %s", command, failed)
+
+
+def _record(
+    what: What, command: str, *, guest: str | None = None, outcome: str | None = None
+) -> str | None:
+    """Append an entry to the audit trail. Returns the error if that fails, otherwise None."""
     if location.default() == location.NONE:
-        return ""
+        return None
     try:
         with jobs.open_journal() as journal:
-            journal.refused(what, f"{user.name} lacks the role {needed}", guest=guest)
+            journal.audit_command(
+                what, _text(command), guest=guest and _text(guest), outcome=outcome
+            )
     except JournalError as exc:
-        return f"; the refusal was not recorded ({exc.message})"
-    except BadInput:  # read-only mode
-        return "; the refusal was not recorded (read-only mode)"
-    return ""
+        return exc.message
+    except ReadOnly:
+        return "read-only mode"
+    return None
+
+
+def _text(argument: str) -> str:
+    """Return a text that every database can store. Arguments may contain bytes of any encoding."""
+    return argument.encode("utf-8", "replace").decode()

@@ -275,7 +275,7 @@ def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
 
     Raises ReadOnly, NotInStore, StoreError, InventoryError, BadInput.
     """
-    permission.require(inventory, "snapshot pin")
+    permission.require(inventory, "snapshot pin", names=[word])
     opened = open_store(inventory, store)
     id_ = catalog.find(opened, word)
     opened.pin(id_, why)
@@ -287,7 +287,7 @@ def unpin(inventory: Inventory, store: str | None, word: str) -> str:
 
     Raises ReadOnly, NotInStore, StoreError, InventoryError, BadInput.
     """
-    permission.require(inventory, "snapshot unpin")
+    permission.require(inventory, "snapshot unpin", names=[word])
     opened = open_store(inventory, store)
     id_ = catalog.find(opened, word)
     opened.unpin(id_)
@@ -318,7 +318,7 @@ def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> Del
 
     Raises ReadOnly, NotInStore, StoreError, and BadInput, for example if a snapshot is pinned.
     """
-    permission.require(inventory, "snapshot delete")
+    permission.require(inventory, "snapshot delete", names=words)
     opened = open_store(inventory, store)
     ids = tuple(dict.fromkeys(catalog.find(opened, word) for word in words))
     for id_ in sorted(opened.pins().intersection(ids)):
@@ -405,7 +405,7 @@ def copy(
 
     Raises ReadOnly, NotInStore, BadInput, StoreError.
     """
-    permission.require(inventory, "snapshot copy")
+    permission.require(inventory, "snapshot copy", names=words)
     source, target = open_store(inventory, from_), open_store(inventory, to)
     ids = dict.fromkeys(catalog.find(source, word) for word in words)
     return (snapshot_copy.copy(source, target, id_, progress) for id_ in ids)
@@ -415,7 +415,7 @@ def export(
     inventory: Inventory, store: str | None, word: str, path: Path, progress: Progress
 ) -> Moved:
     """Write a snapshot to a new file. Raises NotInStore, BadInput, StoreError."""
-    permission.require_role(inventory, "snapshot export")
+    permission.require_role(inventory, "snapshot export", names=[word])
     opened = open_store(inventory, store)
     return archive.export(opened, catalog.find(opened, word), path, progress)
 
@@ -468,25 +468,25 @@ def keys() -> Keys:
 
 def add_key(name: str, text: str) -> Named:
     """Encrypt new snapshots for an additional administrator. Raises ReadOnly, KeyRefused."""
-    permission.require_if_known(controller.load_inventory, "snapshot keys add")
+    permission.require_if_known(controller.load_inventory, "snapshot keys add", names=[name])
     return keyring().add_admin(name, text)
 
 
 def remove_key(name: str) -> None:
     """Stop encrypting new snapshots for an administrator. Raises ReadOnly, KeyRefused."""
-    permission.require_if_known(controller.load_inventory, "snapshot keys remove")
+    permission.require_if_known(controller.load_inventory, "snapshot keys remove", names=[name])
     keyring().remove_admin(name)
 
 
 def trust(name: str, text: str) -> Named:
     """Trust the snapshots that another writer signed. Raises ReadOnly, KeyRefused."""
-    permission.require_if_known(controller.load_inventory, "snapshot keys trust")
+    permission.require_if_known(controller.load_inventory, "snapshot keys trust", names=[name])
     return keyring().trust(name, text)
 
 
 def distrust(name: str) -> None:
     """Stop trusting a writer. Raises ReadOnly, KeyRefused."""
-    permission.require_if_known(controller.load_inventory, "snapshot keys distrust")
+    permission.require_if_known(controller.load_inventory, "snapshot keys distrust", names=[name])
     keyring().distrust(name)
 
 
@@ -566,7 +566,7 @@ def opened(
     The snapshot is searched for in the named store, or in all stores if `store` is None. Raises
     NotInStore, StoreError, KeyRefused, BadInput.
     """
-    permission.require_role(inventory, "snapshot open")
+    permission.require_role(inventory, "snapshot open", names=[snapshot])
     found = located(inventory, store, snapshot)
     trusted = keyring().trusted()
     looked = catalog.inspect(found.store, found.id, trusted)

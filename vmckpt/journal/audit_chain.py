@@ -33,6 +33,9 @@ class What(StrEnum):
     """The step ended, or its state was determined."""
     ENDED = "ended"
     """The operation ended, and all its open steps with it."""
+    ALLOWED = "allowed"
+    """A command that is no job, such as "snapshot delete", was allowed to start. The operator may
+    still have answered "no", and the command may have failed."""
     REFUSED = "refused"
     """The user lacked the role that the command needs. The entry has no job."""
 
@@ -65,7 +68,7 @@ class Deed:
     source: str | None
     target: str | None
     step: str | None = None
-    """The name of the step or of the request."""
+    """The name of the step or of the request, or a command that is no job."""
     outcome: str | None = None
     """The outcome of the job, or the state of the step."""
 

@@ -426,11 +426,16 @@ class Journal(Reader):
 
         self._audited(work)
 
-    def refused(self, command: str, why: str, *, guest: str | None = None) -> None:
-        """Record in the audit trail that a command was refused. `guest`: its argument, if any."""
+    def audit_command(
+        self, what: What, command: str, *, guest: str | None = None, outcome: str | None = None
+    ) -> None:
+        """Record in the audit trail that a command was allowed or refused.
+
+        `guest`: its argument, if any. `outcome`: why it was refused.
+        """
         deed = Deed(
-            what=What.REFUSED, job=None, kind=None, guest=guest, source=None, target=None,
-            step=command, outcome=why,
+            what=what, job=None, kind=None, guest=guest, source=None, target=None, step=command,
+            outcome=outcome,
         )  # fmt: skip
         self._audited(lambda _: (None, deed))
 

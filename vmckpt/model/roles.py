@@ -97,6 +97,15 @@ NEEDS: Mapping[str, Role] = MappingProxyType({
 })  # fmt: skip
 """The role that each command needs; an option that needs another role has its own row."""
 
+NO_JOB = frozenset(
+    name
+    for name, role in NEEDS.items()
+    if role is not Role.VIEW
+    and name.startswith("snapshot ")
+    and not name.startswith(("snapshot create", "snapshot restore", "snapshot verify --boot"))
+)
+"""Commands that act on stores and keys, and are no jobs: the audit trail records their start."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActingUser:

@@ -62,12 +62,12 @@ def test_a_refusal_names_the_user_the_role_and_the_file_and_is_recorded(
     become("bob")
     permission.require(known(path), "migrate")
     with pytest.raises(NotPermitted) as caught:
-        permission.require(known(path), "failover", guest="web1")
+        permission.require(known(path), "failover", guest="web1\udcff")
     assert str(caught.value) == (
         "user bob may not run vmckpt failover: it needs the role destroy; nothing was changed; ask"
         f" an administrator to add the user to roles: destroy in {path}"
     )
-    assert refusals() == [("vmckpt failover", "web1", "bob lacks the role destroy")]
+    assert refusals() == [("vmckpt failover", "web1?", "bob lacks the role destroy")]
     with Journal() as journal:
         assert journal.verify_audit().broken is None
 
@@ -138,6 +138,30 @@ def test_a_request_to_a_job_needs_the_role_even_though_it_needs_no_inventory(
         raise InventoryError("no inventory")
 
     permission.require_if_known(none, "cancel")
+
+
+def test_a_command_that_is_no_job_is_recorded_with_its_names(path: Path) -> None:
+    free = replace(known(path), roles=None)
+    permission.require(free, "snapshot delete", names=["a", "b\udcff"])
+    permission.require(free, "migrate")  # its job is recorded
+    permission.require_role(free, "snapshot open", names=["c"])
+    with Journal() as journal:
+        deeds = [(one.fact.deed.what, one.fact.deed.step) for one in journal.audit()]
+    assert deeds == [
+        ("allowed", "vmckpt snapshot delete a b?"), ("allowed", "vmckpt snapshot open c"),
+    ]  # fmt: skip
+    permission.require_role(replace(free, read_only=True), "snapshot open", names=["c"])
+    with Journal() as journal:
+        assert len(journal.audit()) == 2
+
+
+def test_a_command_that_frees_space_runs_without_a_journal(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").write_text("in the way")
+    permission.require(replace(known(path), roles=None), "snapshot gc")
+    (told,) = caplog.messages
+    assert told.startswith("vmckpt snapshot gc is not in the audit trail: journal ")
 
 
 @pytest.mark.parametrize(
