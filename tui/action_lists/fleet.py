@@ -85,8 +85,8 @@ def _on_it(scene: Scene) -> str:
     here = [one for one in scene.model.fleet.guests if one.host == _name(scene)]
     active = [one for one in here if one.state.is_active]
     memory = show_bytes(sum(one.memory for one in active))
-    off = show_count(len(here) - len(active), "shut-off guest")
-    return f"{show_count(len(active), 'running guest')} ({memory}) and {off}"
+    others = show_count(len(here) - len(active), "other guest")
+    return f"{show_count(len(active), 'active guest')} ({memory}) and {others}"
 
 
 def _evacuate(scene: Scene, answers: Answers) -> tuple[Words, ...]:

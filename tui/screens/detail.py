@@ -41,6 +41,11 @@ _SERIES: dict[str, tuple[str, Callable[[float], str]]] = {
 """Label and formatter of each sparkline, by the field of EpochMark."""
 
 
+def _since(samples: int) -> str:
+    """Return the period that the samples cover."""
+    return "since this screen was opened" if samples < _BEATS else f"in the last {_BEATS} samples"
+
+
 class Detail(Screen[None]):
     """A screen that polls its object while it is open."""
 
@@ -330,7 +335,7 @@ class GuardScreen(Detail):
             if not values:
                 continue
             least, most = show(min(values)), show(max(values))
-            told = f"{label}: {show(values[-1])}, {least} to {most} since this screen was opened"
+            told = f"{label}: {show(values[-1])}, {least} to {most} {_since(len(values))}"
             self.query_one(f"#of-{name}", Static).update(told)
             # Padding keeps the time scale constant from the first sample on.
             self.query_one(f"#{name}", Sparkline).data = [0.0] * (_FEW - len(values)) + values

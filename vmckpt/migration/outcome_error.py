@@ -30,7 +30,7 @@ def _blocked(report: MigrationReport) -> VmckptError:
     return Blocked(
         f"{report.guest} cannot move from {report.source} to {report.target}:"
         f" {show_count(count, 'reason')}",
-        hint="see the findings above; nothing was changed",
+        hint="see the findings in the report; nothing was changed",
     )
 
 
@@ -49,7 +49,7 @@ def _not_converged(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
         f"the migration was aborted under policy {report.policy}; {report.guest} is running on"
         f" {report.source}",
-        hint="see the decisions above, or use --policy must-finish",
+        hint="see the decisions in the report, or use --policy must-finish",
     )
 
 

@@ -22,7 +22,8 @@ def version(text: str) -> Version:
 
     An unknown version yields an empty tuple, which counts as the oldest.
     """
-    return tuple(int(number) for number in re.findall("[0-9]+", text)[:3])
+    match = re.match(r"[0-9]{1,9}(\.[0-9]{1,9}){0,2}", text)
+    return tuple(int(number) for number in match[0].split(".")) if match else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
             return _wait(f"both {case.primary} and {case.backup} report that they are running it")
         return FailoverDecision(do=FailoverAction.FAIL_OVER, why=f"it is running on {case.backup}")
     if ours.wants_leave:
-        said = str(ours.says or "").partition(": ")[2]
+        said = str(ours.says or "").partition(": ")[2] or ours.says or "no reason reported"
         return FailoverDecision(
             do=FailoverAction.GRANT_SOLO, why=f"it continues without {case.backup}: {said}"
         )

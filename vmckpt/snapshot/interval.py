@@ -39,7 +39,9 @@ def between_failures(
     if a time or count is negative, or if `prior` is 0.
     """
     if watched < 0 or failures < 0 or not prior > 0:
-        raise ValueError("times and failures cannot be negative")
+        raise ValueError(
+            f"invalid argument: {watched} s observed, {failures} failures, prior {prior} s"
+        )
     mean = Seconds((watched + prior) / (failures + 1))
     return mean, (
         f"M = ({_days(watched)} observed + {_days(prior)})"

@@ -151,8 +151,8 @@ async def _guest(hypervisor: Hypervisor, name: str, *, live: bool) -> Guest:
         raise BadInput(f"{hypervisor.host.name} has no guest {name}", hint="run vmckpt guests")
     if live and not guest.state.runs:
         raise BadInput(
-            f"{guest.name} is {guest.state} on {hypervisor.host.name}: only network cards of a"
-            " running guest can be replaced",
+            f"{guest.name} is {guest.state.in_words} on {hypervisor.host.name}: only network"
+            " cards of a running guest can be replaced",
             hint=f"run vmckpt prepare {guest.name} without --live",
         )
     return guest

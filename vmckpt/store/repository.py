@@ -135,12 +135,13 @@ class Store:
         if not self.backend.put(key, manifest) and self.backend.get(key) != manifest:
             raise BadInput(f"{self.backend.where} already has a different snapshot {id_}")
         fault("publish: manifest")
-        # A garbage collection may have removed the wrapped keys, as the manifest did not exist yet.
-        if wraps is not None and self.wraps(id_) is None:
-            self.put_wraps(id_, wraps)
-        # A garbage collection that considered this writer dead may have removed chunks that the
-        # manifest names.
         try:
+            # A garbage collection may have removed the wrapped keys, as the manifest did not exist
+            # yet.
+            if wraps is not None and self.wraps(id_) is None:
+                self.put_wraps(id_, wraps)
+            # A garbage collection that considered this writer dead may have removed chunks that the
+            # manifest names.
             writer.lock.still_ours()
         except StoreError:
             self.backend.delete(key)

@@ -1,7 +1,13 @@
 """What can be done with guests and hosts, and by which commands."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 from tests.support.dashboards import at_row, dashboard
 from tests.tui.still import Still
+from vmckpt.model.guest import GuestState
+from vmckpt_tui.action_lists import fleet
+from vmckpt_tui.actions import Scene
 from vmckpt_tui.screens.confirm import Order
 
 
@@ -28,3 +34,15 @@ async def test_a_busy_guest_is_not_moved_and_only_what_works_is_offered() -> Non
         assert not isinstance(app.screen, Order)
         assert not app.check_action("do", ("migrate",))
         assert app.check_action("do", ("snapshot",))
+
+
+def test_only_active_guests_are_counted_as_such() -> None:
+    guests: list[Any] = [
+        SimpleNamespace(host="alpha", state=state, memory=1 << 30)
+        for state in (GuestState.RUNNING, GuestState.PAUSED, GuestState.UNKNOWN)
+    ]
+    scene = SimpleNamespace(
+        model=SimpleNamespace(fleet=SimpleNamespace(guests=guests)),
+        host=SimpleNamespace(name="alpha"),
+    )
+    assert fleet._on_it(cast("Scene", scene)) == "2 active guests (2.0 GiB) and 1 other guest"

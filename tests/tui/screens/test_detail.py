@@ -5,6 +5,7 @@ import dataclasses
 from tests.support.dashboards import dashboard, seen, until
 from tests.tui import still
 from tests.tui.still import Still
+from vmckpt_tui.screens import detail
 from vmckpt_tui.screens.detail import DrainScreen, GuardScreen, MoveScreen
 from vmckpt_tui.widgets.data_grid import Grid
 
@@ -73,3 +74,8 @@ async def test_a_protection_that_ended_meanwhile_says_so() -> None:
         )  # fmt: skip
         source.views = (dataclasses.replace(still.PROTECT, operation=report),)
         await until(pilot, "ended: the guest runs on beta")
+
+
+def test_extremes_are_given_with_the_period_that_the_samples_cover() -> None:
+    assert detail._since(1) == "since this screen was opened"
+    assert detail._since(detail._BEATS) == "in the last 300 samples"

@@ -15,7 +15,7 @@ from tests.support.builders import GUEST, HOST
 from vmckpt import api
 from vmckpt.api import Client
 from vmckpt.app.fleet import Listing
-from vmckpt.errors import Cancelled
+from vmckpt.errors import Cancelled, VmckptError
 from vmckpt.model.finding import Finding, Severity, blocker
 from vmckpt.model.guest import Copies
 from vmckpt.model.migration import Mode, Outcome
@@ -101,6 +101,16 @@ async def test_a_migration_that_has_not_completed_is_an_error(
     answers.answers["migrate"] = replace(REPORT, outcome=outcome)
     with pytest.raises(error, match="web1"):
         await client.migrate("web1", "beta")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.NOT_CONVERGED, Outcome.BLOCKED])
+async def test_a_hint_refers_to_the_report_and_not_to_a_place_on_a_terminal(
+    client: Client, answers: Answers, outcome: Outcome
+) -> None:
+    answers.answers["migrate"] = replace(REPORT, outcome=outcome, findings=())
+    with pytest.raises(VmckptError) as told:
+        await client.migrate("web1", "beta")
+    assert "above" not in (told.value.hint or "")
 
 
 async def test_a_migration_that_is_blocked_names_all_blockers(

@@ -86,7 +86,12 @@ def test_each_problem_has_a_source_and_a_date(problem: known_problems.Problem) -
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"), [("7.2.22+dfsg", (7, 2, 22)), ("10.0.2", (10, 0, 2)), ("what", ())]
-)
+    ("text", "numbers"),
+    [
+        ("7.2.22+dfsg", (7, 2, 22)), ("10.0.2", (10, 0, 2)), ("what", ()), ("", ()), ("v8", ()),
+        ("9", (9,)), ("10.0.0 (Debian 1:10)", (10, 0, 0)), ("8.2 (Debian 1:10)", (8, 2)),
+        ("7..2", (7,)), ("9" * 9999, (999999999,)),
+    ],
+)  # fmt: skip
 def test_a_version_is_read(text: str, numbers: tuple[int, ...]) -> None:
     assert known_problems.version(text) == numbers

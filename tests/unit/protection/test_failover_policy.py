@@ -67,6 +67,11 @@ def silent(seconds: float) -> dict[str, Any]:
         ),
         (case(ours=WANTS, theirs=READY), FailoverAction.GRANT_SOLO, "continues without beta"),
         (
+            case(ours={**WANTS, "says": None}, theirs=GONE),
+            FailoverAction.GRANT_SOLO,
+            "continues without beta: no reason reported",
+        ),
+        (
             case(ours=WANTS, theirs=GONE, alone=True),
             FailoverAction.GRANT_SOLO,
             "continues without beta",

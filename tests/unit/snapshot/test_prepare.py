@@ -194,7 +194,7 @@ async def test_cards_that_cannot_be_replaced_leave_everything_as_it_is(
 async def test_a_guest_that_is_off_has_no_cards_to_replace(libvirt: Libvirt, agent: Agent) -> None:
     libvirt.guest = replace(GUEST, state=GuestState.SHUT_OFF)
     for call in (prepare.readiness, prepare.make_ready):
-        with pytest.raises(BadInput, match="web1 is shut-off on alpha"):
+        with pytest.raises(BadInput, match="web1 is shut off on alpha"):
             await call(HOST, "web1", CALLER, live=True)
     assert agent.orders == []
 

@@ -124,6 +124,31 @@ def test_a_writer_that_is_taken_for_dead_while_it_publishes_has_published_nothin
     assert store.manifests() == []
 
 
+def test_a_snapshot_whose_keys_were_removed_and_cannot_be_put_back_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store(tmp_path / "s")
+
+    def full(*_: object) -> None:
+        raise StoreError("no space left")
+
+    def collected(passed: str) -> None:
+        if passed == "publish: manifest":
+            store.backend.delete("wraps/one")
+            monkeypatch.setattr(store, "put_wraps", full)
+
+    with store.writer(SEALING) as writer:
+        digest = writer.add(chunk(1)).result()
+        writer.finish()
+        fault_injection.listen(collected)
+        try:
+            with pytest.raises(StoreError, match="no space left"):
+                store.publish("one", manifest_of([digest]), b"a key", writer=writer)
+        finally:
+            fault_injection.listen(None)
+    assert store.manifests() == []
+
+
 def test_a_store_is_made_once_and_opened_only_if_it_is_one(tmp_path: Path) -> None:
     new_store(tmp_path / "s")
     with pytest.raises(BadInput, match="already contains a store"):

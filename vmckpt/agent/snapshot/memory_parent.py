@@ -30,8 +30,11 @@ def memory_parent(past: ParentState | None, has: Callable[[bytes], bool]) -> Mem
     maps = {} if past is None else {
         name: one.map for name, one in past.regions.items() if one.prints is not None
     }  # fmt: skip
-    if past is None or not maps or past.extra.get("copy") is None:
-        return MemoryParent(None, "this host has no earlier snapshot in this store to build on")
+    if past is None or not maps:
+        why = "this host has no earlier snapshot with memory in this store to build on"
+        return MemoryParent(None, why)
+    if past.extra.get("copy") is None:
+        return MemoryParent(None, "writes were not tracked since the previous snapshot")
     used = np.zeros(len(past.chunks), dtype=np.bool_)
     for map_ in maps.values():
         used[slots_of(map_[map_ != ZERO])[0]] = True

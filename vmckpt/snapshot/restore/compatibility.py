@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vmckpt.model import known_problems
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import HostFacts
 from vmckpt.store.format.metadata import Contents, PrivateFacts, Public
@@ -50,16 +51,11 @@ def check_compatibility(
     return sorted(found, key=lambda finding: finding.severity is not Severity.BLOCKER)
 
 
-def version(text: str) -> tuple[int, ...] | None:
-    """Parse a version: "7.2.22 (Debian)" is (7, 2, 22). Returns None if it is not a version."""
-    match = re.match(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}", text)
-    return tuple(int(number) for number in match[0].split(".")) if match else None
-
-
 def _emulator(public: Public, side: Side) -> Iterator[Finding]:
-    made, here = version(public.qemu), version(side.facts.qemu_version)
+    made = known_problems.version(public.qemu)
+    here = known_problems.version(side.facts.qemu_version)
     text = f"made with QEMU {public.qemu}; {side.host} has {side.facts.qemu_version}"
-    if made is None or here is None:
+    if not made or not here:
         yield _warning("qemu-version-unknown", side, f"{text}; cannot compare the versions")
     # A newer QEMU can load the device state; the last number of a version does not matter.
     elif here[:2] < made[:2]:

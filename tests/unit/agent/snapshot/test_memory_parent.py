@@ -26,9 +26,9 @@ def past(**extra: Any) -> ParentState:
 @pytest.mark.parametrize(
     ("state", "lost", "number", "why"),
     [
-        (None, set(), None, "no earlier snapshot in this store"),
-        (past(), set(), None, "no earlier snapshot in this store"),
-        (past(copy=None), set(), None, "no earlier snapshot in this store"),
+        (None, set(), None, "no earlier snapshot with memory in this store"),
+        (past(), set(), None, "writes were not tracked since"),
+        (past(copy=None), set(), None, "writes were not tracked since"),
         (past(copy=7), set(), 7, ""),
         (past(copy=7), {b"disk"}, 7, ""),
         (past(copy=7), {b"c"}, None, "the store no longer has all memory"),

@@ -5,7 +5,7 @@ import pytest
 from tests.support.builders import host_facts
 from tests.support.snapshots import FACTS, PUBLIC
 from vmckpt.model.finding import Severity
-from vmckpt.snapshot.restore.compatibility import Side, check_compatibility, version
+from vmckpt.snapshot.restore.compatibility import Side, check_compatibility
 from vmckpt.store.format.metadata import Contents
 from vmckpt.units import Bytes
 
@@ -107,12 +107,3 @@ def test_blockers_come_first_and_each_says_where_and_what_to_do() -> None:
     assert [one.code for one in found] == ["disk-size", "ram-block", "cpu-not-compared"]
     assert {one.where for one in found} == {"beta"}
     assert all(one.hint for one in found if one.severity is Severity.BLOCKER)
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("7.2.22", (7, 2, 22)), ("10.0.0 (Debian 1:10)", (10, 0, 0)), ("9", (9,)), ("v8", None),
-     ("", None), ("7..2", (7,)), ("9" * 99, (999999999,))],
-)  # fmt: skip
-def test_versions_are_read(text: str, numbers: tuple[int, ...] | None) -> None:
-    assert version(text) == numbers
