@@ -66,7 +66,10 @@ class Why(Enum):
 
 
 class CannotInject(VmckptError):
-    """The calls were not made, or not all were completed; the process continues as before."""
+    """Not all calls were completed, and the process continues.
+
+    At the time limit, the last call may have taken effect although its end was not observed.
+    """
 
     exit_code = 10
 

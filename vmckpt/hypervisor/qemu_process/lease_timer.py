@@ -39,7 +39,8 @@ def arm(process: HeldProcess, ends: float) -> None:
     """Have the kernel kill the process at a CLOCK_BOOTTIME time, unless the timer is rearmed.
 
     `ends`: in seconds; a time in the past kills the process immediately. Raises CannotInject, in
-    which case an armed timer stays unchanged; ValueError if `ends` is out of range; OSError.
+    which case an armed timer stays unchanged or, at the time limit, may have the new time;
+    ValueError if `ends` is out of range; OSError.
     """
     if not 0 < ends < 1 << 40:
         raise ValueError(f"{ends} is not a valid time")

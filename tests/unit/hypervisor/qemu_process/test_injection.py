@@ -272,6 +272,25 @@ def test_a_stopped_qemu_is_killed_as_well(qemu: Qemu) -> None:
     assert qemu.held.ended(20)
 
 
+def test_a_call_whose_end_is_not_observed_in_time_may_have_been_made(
+    qemu: Qemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So an error does not mean that the timer is as it was."""
+    go_on = injection._Tracer._go_on
+
+    def late(tracer: injection._Tracer, how: int, until: int) -> None:
+        go_on(tracer, how, until)
+        if how == injection._CONT:
+            raise CannotInject(tracer.pid, Why.BUSY)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(injection._Tracer, "_go_on", late)
+        with pytest.raises(CannotInject):
+            lease_timer.arm(qemu.held, boottime() + 60)
+    assert lease_timer.armed(qemu.held) is not None
+    assert qemu.answers()
+
+
 def test_a_time_that_has_passed_kills_at_once(qemu: Qemu) -> None:
     lease_timer.arm(qemu.held, boottime() - 5)
     assert qemu.held.ended(20)
