@@ -334,10 +334,12 @@ class LibvirtMigrationDriver:
                 "max-cpu-throttle": how.at_most,
             },
         }
-        await self._source.execute(
-            "setting the CPU throttle",
-            lambda c: libvirt_qemu.qemuMonitorCommand(self._guest(c), json.dumps(order), 0),
+        what, host = "setting the CPU throttle", self._source.host.name
+        answer = await self._source.execute(
+            what, lambda c: libvirt_qemu.qemuMonitorCommand(self._guest(c), json.dumps(order), 0)
         )
+        if (refused := json.loads(answer).get("error")) is not None:
+            raise HypervisorError(f"{host}: {what}: {refused['desc']}", host=host)
 
     async def set_cache(self, size: Bytes) -> None:
         """See MigrationDriver.set_cache."""

@@ -1,12 +1,17 @@
 """A move order in libvirt's words."""
 
-from typing import Any
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import libvirt
+import libvirt_qemu
 import pytest
 
 from vmckpt.errors import HostUnreachable, HypervisorError, MigrationRefused
 from vmckpt.hypervisor import migration
+from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.host import Host
 from vmckpt.model.migration import AutoConverge, Compression, Driver, MoveOrder
 from vmckpt.units import MIB, BytesPerSecond
@@ -215,3 +220,15 @@ def test_what_libvirt_refuses_is_told_by_its_code_from_what_may_succeed_later(
     assert isinstance(found, MigrationRefused) is (of_guest is not None)
     if isinstance(found, MigrationRefused):
         assert (found.of_guest, found.message, found.code) == (of_guest, "alpha: no", code)
+
+
+async def test_a_throttle_that_qemu_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def execute(_what: str, call: Callable[[Any], Any]) -> Any:
+        return call(SimpleNamespace(lookupByUUIDString=lambda _: None))
+
+    refused = {"error": {"class": "GenericError", "desc": "expects an integer in 1 to 99"}}
+    monkeypatch.setattr(libvirt_qemu, "qemuMonitorCommand", lambda *_: json.dumps(refused))
+    source = cast("Hypervisor", SimpleNamespace(host=BETA, execute=execute))
+    driver = migration.LibvirtMigrationDriver(source, source, "u-1")
+    with pytest.raises(HypervisorError, match="beta: setting the CPU throttle: expects an integer"):
+        await driver.throttle(AutoConverge(initial=1, increment=1, at_most=2))
