@@ -31,6 +31,8 @@ class Area(StrEnum):
     GARBAGE_COLLECTION = "garbage collection"
     DURABILITY = "durability"
     HARMLESS_XML = "harmless XML"
+    AUDIT = "audit trail"
+    ROLES = "roles"
 
 
 class OutOfDate(Exception):

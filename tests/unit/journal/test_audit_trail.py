@@ -4,22 +4,25 @@ import os
 import pwd
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from tests.support import postgres
 from tests.support.journals import WEB1, Clock
 from vmckpt.errors import BadInput, LeaseLost
-from vmckpt.journal import controller_identity
-from vmckpt.journal.audit_chain import START, Verified
+from vmckpt.journal import audit_trail, controller_identity
+from vmckpt.journal.audit_chain import START, Deed, Verified
 from vmckpt.journal.records import RequestKind, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.model.roles import ActingUser
 from vmckpt.util import acting_user
+from vmckpt_lab.machine_speed import Deadline
 
 WRITER = """
 import sys
@@ -239,6 +242,30 @@ def test_the_trail_on_a_server_can_be_closed_to_edits(postgresql: postgres.Serve
             connection.execute(text(edit))
     engine.dispose()
     postgresql.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_writer_on_a_server_waits_for_the_entry_of_the_other(
+    postgresql: postgres.Server,
+) -> None:
+    place = postgresql.place()
+    with Journal(place) as one, Journal(place) as other, ThreadPoolExecutor(1) as pool:
+        id_ = other.begin(WEB1)
+        ended: list[Future[None]] = []
+
+        def work(connection: Connection) -> None:
+            deed = Deed(what="began", job="m-1", kind="k", guest="g", source=None, target=None)
+            now = one._now()
+            audit_trail.append(connection, one._database, controller_identity.actor(), deed, now)
+            ended.append(pool.submit(other.finish, id_, "completed", None))
+            until = Deadline(20)
+            while postgresql.sql("SELECT count(*) FROM pg_locks WHERE NOT granted") == "0":
+                assert not until.passed()
+                time.sleep(0.02)
+
+        one._database.write(work)
+        ended[0].result(timeout=20)
+        assert [entry.fact.deed.what for entry in one.audit()] == ["began", "began", "ended"]
+        assert one.verify_audit().broken is None
 
 
 def test_several_processes_append_to_one_chain(place: Path | str) -> None:

@@ -11,6 +11,7 @@ from tests.fixtures.make_store_v1 import BOB, secret
 from tests.support.mounts import mounted
 from tests.support.stocking import Stock, flip, id_of, scheduled, stock
 from vmckpt.errors import StoreError
+from vmckpt.journal.store import Journal
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import pack
 from vmckpt.store.keys import wrapped_keys
@@ -24,6 +25,17 @@ STRANGER = OwnKey(secret("a stranger"))
 
 def ids(stock: Stock, name: str = "near") -> set[str]:
     return {one.id for one in stock.store(name).manifests()}
+
+
+def test_what_is_done_to_snapshots_is_in_the_audit_trail(stock: Stock) -> None:
+    id_ = stock.put("one", [1])
+    assert stock("unpin", "one")[0] == 0
+    assert stock("delete", "one", "--yes")[:2] == (0, f"{id_} was deleted\n")
+    with Journal() as journal:
+        deeds = [one.fact.deed for one in journal.audit()]
+    assert [(one.what, one.step) for one in deeds] == [
+        ("allowed", "vmckpt snapshot unpin one"), ("allowed", "vmckpt snapshot delete one"),
+    ]  # fmt: skip
 
 
 def test_what_is_pinned_is_not_deleted(stock: Stock) -> None:
