@@ -316,7 +316,7 @@ async def run_order(
                 done = await asks.attempt(await _brought(host, line, install=install))
     if done is None:
         raise RemoteError(
-            f"{host.name}: vmckpt-agent does not start",
+            f"{host.name}: vmckpt-agent did not start",
             host=host.name,
             hint=f"run vmckpt doctor {host.name}",
         )

@@ -123,7 +123,7 @@ def _wanted(order: CardsOrder, monitor: QmpMonitor) -> tuple[Replacement, ...]:
 def _refusal(monitor: QmpMonitor, wanted: Sequence[Replacement]) -> str | None:
     """Return why the cards cannot be replaced now; None if no reason is known."""
     if (state := monitor.run_state()) != "running":
-        return f"the guest is {state}, and only a running guest can release a card"
+        return f"the guest's run state is {state}, and only a running guest can release a card"
     for card in wanted:
         source = rules.source_of(card.new)
         if source is not None and not _is_there(monitor, *source):
@@ -199,7 +199,8 @@ def _replace_all(order: CardsOrder, path: Path, stop: Event) -> Iterator[CardRep
         if (why := _refusal(monitor, wanted)) is not None:
             raise BadInput(
                 f"the network cards of {monitor.name} on {order.host} cannot be replaced: {why}",
-                hint=f"shut {monitor.name} down and start it again instead",
+                hint=f"remove the cause and try again, or shut {monitor.name} down and start it"
+                " again",
             )
         before = _interfaces(monitor)
         goes_on = True

@@ -254,7 +254,7 @@ class Rescue:
                 raise CaptureFailed(
                     f"{self._monitor.name} on {self._monitor.host} may hang: a background snapshot"
                     f" failed, and the guest's memory is still write-protected: {exc}",
-                    hint="run vmckpt recover as root on that host",
+                    hint="run vmckpt recover with a login as root on that host",
                 ) from exc
 
     def _run(self) -> None:

@@ -33,9 +33,9 @@ class Kind(StrEnum):
     SECURITY_MODEL = "security driver of libvirt"
     VSOCK_CID = "vsock CID"
     DISK = "disk image"
-    """The image is compared between both hosts, with the other disks."""
+    """Preflight compares this image between both hosts in its checks of disks."""
     CARD = "bridge, interface or network of a network card"
-    """The network is checked with the other network cards."""
+    """Preflight checks this resource in its checks of network cards."""
     UNCHECKED = "unchecked"
     """The resource is not checked before the move."""
 

@@ -43,7 +43,7 @@ async def cancellable(work: Coroutine[object, object, T], stop: asyncio.Event) -
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return await working
-        raise Cancelled("stopped before anything was changed")
+        raise Cancelled("stopped before the guest was changed")
     finally:
         stopping.cancel()
         # The work must have ended before the caller undoes it.

@@ -54,7 +54,11 @@ class GuestState(StrEnum):
 
     @property
     def is_active(self) -> bool:
-        """Whether the guest has a QEMU process."""
+        """Whether the guest is running, paused, suspended or shutting down.
+
+        False for a crashed guest, a standby, a test copy and an unknown state, although these may
+        have a QEMU process.
+        """
         return self not in _INACTIVE
 
     @property
@@ -223,7 +227,7 @@ class Presence:
 
     @property
     def is_active(self) -> bool:
-        """Whether the guest has a QEMU process there."""
+        """Whether the guest is active there; see `GuestState.is_active`."""
         return self.state is not None and self.state.is_active
 
 
@@ -245,7 +249,10 @@ class RuntimeFacts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """A guest that is running on two hosts, or on one host while another holds its lease."""
+    """A guest that is running on two hosts, or on one host while another host may run it.
+
+    The other host holds the guest's lease, or its standby has taken over.
+    """
 
     guest: str
     """The guest's name."""
@@ -258,8 +265,10 @@ class Copies:
     @property
     def text(self) -> str:
         """A description of the copies in one line."""
-        told = f": {self.why}" if self.why else ""
-        return f"{self.guest} is running on {' and '.join(self.hosts)}{told}"
+        where = " and ".join(self.hosts)
+        if self.why:
+            return f"{self.guest} may be running on {where}: {self.why}"
+        return f"{self.guest} is running on {where}"
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -168,7 +168,7 @@ _AUTO: dict[str, Any] = {
 
 
 class ProtectForm(Section):
-    """How a standby on another host is kept synchronised."""
+    """How a guest is protected by a standby on another host."""
 
     interval: Annotated[Seconds | None, BeforeValidator(_interval), WithJsonSchema(_AUTO)] = Field(
         _PROTECTION.interval, description="Epoch interval; auto: derived from the cost of an epoch."
@@ -335,7 +335,10 @@ class PolicyForm(Section):
         Seconds(600.0), description="How long to try to resume a broken post-copy automatically."
     )
     forecast: ForecastForm = Field(ForecastForm(), description="Measurements before the migration.")
-    protect: ProtectForm = Field(ProtectForm(), description="How a standby is synchronised.")
+    protect: ProtectForm = Field(
+        ProtectForm(),
+        description="Settings of a protection: epochs, buffered output, failover and lease.",
+    )
     evacuate: EvacuateForm = Field(EvacuateForm(), description="How the guest's host is evacuated.")
     snapshots: Annotated[list[ScheduleForm], Field(max_length=32)] = Field(
         [], description="Schedules of the snapshots that vmckpt run takes."

@@ -196,7 +196,7 @@ def require_capturable(guest: Guest, host: Host, *, memory: bool = True) -> None
         raise BadInput(
             f"{guest.name} is {guest.state.in_words} on {host.name}, so its memory cannot be"
             " captured",
-            hint="start the guest, or omit its memory with --no-memory",
+            hint="start the guest, or, if it is not in a group, omit its memory with --no-memory",
         )
     if guest.job is not None:
         raise GuestLocked(

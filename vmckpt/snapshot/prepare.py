@@ -125,8 +125,8 @@ async def _replaceable(host: Host, guest: Guest, caller: Caller) -> LiveCards:
         raise BadInput(
             f"the network cards of {guest.name} on {host.name} cannot be replaced: {seen.refused};"
             " nothing was changed",
-            hint=f"run vmckpt prepare {guest.name} without --live, then shut {guest.name} down and"
-            " start it again",
+            hint=f"remove the cause, or run vmckpt prepare {guest.name} without --live, then shut"
+            f" {guest.name} down and start it again",
         )
     return seen
 

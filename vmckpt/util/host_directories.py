@@ -108,5 +108,6 @@ def verify(path: Path) -> None:
 def _refused(path: Path, why: str) -> RemoteError:
     return RemoteError(
         f"{os.uname().nodename}: {path} {why}, so it is not safe for files that root uses",
-        hint=f"check the owner with ls -ld {path}, then remove the file or directory",
+        hint=f"check {path} with ls -ld, then correct its owner and mode, or remove it if nothing"
+        " needs it",
     )

@@ -33,7 +33,10 @@ class FileRefused(OSError):
         super().__init__(errno.ELOOP, why, str(path))
         self.where, self.why = path, why
         """The refused path, and the reason. `filename` is the path that was requested."""
-        self.hint = f"check the owner with ls -ld {path}, then remove the file or directory"
+        self.hint = (
+            f"check {path} with ls -ld, then correct its owner and mode, or remove it if nothing"
+            " needs it"
+        )
 
 
 class Folder:

@@ -227,7 +227,7 @@ async def test_an_agent_that_never_starts_is_one_line(
         return ("/no/such/python", "-P", "-m", "vmckpt.agent.main")
 
     monkeypatch.setattr(client, "ensure_agent", found)
-    with pytest.raises(RemoteError, match=r"^alpha: vmckpt-agent does not start; run vmckpt"):
+    with pytest.raises(RemoteError, match=r"^alpha: vmckpt-agent did not start; run vmckpt"):
         await carried_out(machine)
 
 

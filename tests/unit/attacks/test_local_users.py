@@ -519,7 +519,7 @@ def test_a_socket_that_accepts_nothing_is_not_waited_for(place: Ground) -> None:
         theirs.listen(0)
         fills.connect(str(path))
         export = Export(size=Bytes(512), read=lambda _, length: bytes(length))
-        with within(10), pytest.raises(BadInput, match="another server listens on"):
+        with within(10), pytest.raises(BadInput, match="another server is listening on"):
             server.Server({"": export}, Unix(str(path)))
 
 

@@ -24,7 +24,7 @@ def test_the_list_of_jobs_names_it(
     args = ["jobs", "--json"] if json else ["jobs"]
     assert app.run(args) == 27
     told = capsys.readouterr()
-    assert "safe is running on alpha and beta: its standby has taken over" in told.err
+    assert "safe may be running on alpha and beta: its standby has taken over" in told.err
     assert ('"two_copies"' if json else "two copies") in told.out
     monkeypatch.setattr(jobs_command, "protections", lambda *_: {"p-9abc": entry()})
     assert app.run(args) == 0

@@ -51,7 +51,7 @@ def test_two_entries_of_a_guest_become_one_with_the_first_reason() -> None:
     (one,) = merged([TWICE], [told])
 
     assert one.hosts == ("alpha", "beta", "gamma")
-    assert one.text == "web1 is running on alpha and beta and gamma: gamma has its lease"
+    assert one.text == "web1 may be running on alpha and beta and gamma: gamma has its lease"
     assert one.as_json()["text"] == one.text
     assert error([one]).hint == f"{MEND}; destroy the copy that is not needed"
 

@@ -54,7 +54,7 @@ def test_a_guest_that_both_libvirt_and_agents_show_is_one() -> None:
     (one,) = merged(seen, told)
     assert (one.guest, one.hosts) == ("safe", ("gamma", "alpha", "beta"))
     assert one.text.startswith(
-        "safe is running on gamma and alpha and beta: its standby has taken over"
+        "safe may be running on gamma and alpha and beta: its standby has taken over"
     )
     assert of_protections([entry()]) == ()
 
@@ -111,7 +111,8 @@ def test_prometheus_and_the_operator_are_told(standing: HealthSnapshot, guest_na
     (name, trouble), *_ = [
         (name, one) for name, one in troubles(standing).items() if name.startswith("copies")
     ]
-    assert trouble.text.startswith(f"two copies: {guest_name} is running on alpha and beta")
+    assert trouble.text.startswith(f"two copies: {guest_name} ")
+    assert " running on alpha and beta" in trouble.text
     assert (trouble.hint, trouble.guest, trouble.host) == (MEND, guest_name, "alpha")
 
     known, pages = alerts.watch({}, {name: trouble}, Seconds(0.0), NOW)

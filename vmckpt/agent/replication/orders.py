@@ -367,8 +367,8 @@ def _must_be_unheard(session: Session, folder: Path) -> None:
         raise TwoCopies(
             f"{session.name} is running on {session.host} and on {session.peer}, and the output of"
             " both copies was released",
-            hint="keep one copy and destroy the other:"
-            f" virsh -c {session.uri} destroy {session.name}",
+            hint=f"keep one copy, and on the host of the other, run virsh -c {session.uri} destroy"
+            f" {session.name}",
         )
 
 

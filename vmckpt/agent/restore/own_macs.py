@@ -145,7 +145,11 @@ def _change(agent: GuestAgent, change: Change, seen: Sequence[GuestInterface]) -
     if len(names) > 1:  # VLANs and bridges have the address of their card
         names = [name for name in names if _is_card(agent, name)]
     if len(names) != 1:
-        count = "no network interface" if not names else f"more than one interface ({names[0]}, …)"
+        count = (
+            "no network interface"
+            if not names
+            else f"more than one interface, for example {names[0]},"
+        )
         return f"{count} in the guest has the MAC address {change.old}"
     why = ""
     for program in _IP:

@@ -222,7 +222,7 @@ def _patiently(
 
 def _unknown(order: RestoreOrder, what: str, why: str) -> OutcomeUnknown:
     error = OutcomeUnknown(
-        f"{order.host}: {what}: {why}; all images were left as they are",
+        f"{order.host}: {what}: {why}; all images stay in place",
         host=order.host, hint="run vmckpt recover once libvirt on the host answers",
     )  # fmt: skip
     error.undone = False

@@ -12,8 +12,8 @@ from vmckpt.capture.device_limits import CARDS_OUTSIDE, DISKS_OUTSIDE
 def found(xml: str) -> str | None:
     """Return why a running guest's memory cannot be tracked; None if no device prevents it.
 
-    The reason names the first device that writes memory without QEMU, or that, like virtio-mem, has
-    state which cannot be saved separately.
+    The reason names the first device that writes memory without QEMU, or whose state QEMU cannot
+    save without the guest's memory (virtio-mem).
     """
     devices = ET.fromstring(xml).find("devices")
     for one in () if devices is None else devices:
@@ -38,5 +38,7 @@ def _why(device: ET.Element) -> str | None:
     if outside:
         return f"{name} writes the guest's memory without QEMU"
     if device.tag == "memory" and device.get("model") == "virtio-mem":
-        return f"{name} is virtio-mem, whose state cannot be saved separately"
+        return (
+            f"{name} is a virtio-mem device, whose state QEMU cannot save without the guest's memory"
+        )
     return None

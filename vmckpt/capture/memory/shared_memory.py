@@ -349,7 +349,7 @@ class PausedCapture:
 
     def _resumed(self) -> Resumed:
         return Resumed(
-            f"{self._monitor.name} on {self._monitor.host} was resumed during its capture"
+            f"{self._monitor.name} on {self._monitor.host} did not stay paused during its capture"
         )
 
     def _failed(self, why: str) -> CaptureFailed:

@@ -302,7 +302,8 @@ class _Run:
         self._mark("changed pages")
         if (now := monitor.run_state()) != "paused":
             raise Resumed(
-                f"{monitor.name} on {monitor.host} was resumed during its capture: it is {now}"
+                f"{monitor.name} on {monitor.host} did not stay paused during its capture: its"
+                f" run state is {now}"
             )
         monitor.tell("cont", {})
         self._mark("cont")
@@ -346,7 +347,7 @@ class _Run:
         monitor = self._monitor
         if (now := monitor.run_state()) != "running":
             raise CaptureFailed(
-                f"{monitor.name} on {monitor.host} is no longer running: it is {now}",
+                f"{monitor.name} on {monitor.host} is no longer running: its run state is {now}",
                 hint="take the snapshot again",
             )
 

@@ -56,7 +56,7 @@ class Why(Enum):
     NOT_PERMITTED = "QEMU is not permitted to create a userfaultfd"
     NO_SOFT_DIRTY = "the kernel does not support soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)"
     NOT_ANONYMOUS = "the memory is in a file or huge pages, whose soft-dirty bits are not reliable"
-    NO_ACCESS = "QEMU's page tables may not be read"
+    NO_ACCESS = "vmckpt is not permitted to read QEMU's page tables"
     IN_USE = "another vmckpt process is using QEMU's soft-dirty bits"
     CONFLICT = "another userfaultfd is tracking QEMU's memory, as for a snapshot or post-copy"
     NO_CALL = "no system call could be made in QEMU"

@@ -148,4 +148,4 @@ def _clear(path: str) -> None:
 
 
 def _taken(path: str) -> BadInput:
-    return BadInput(f"another server listens on {path}", hint="choose another path")
+    return BadInput(f"another server is listening on {path}", hint="choose another path")

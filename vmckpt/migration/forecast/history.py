@@ -62,7 +62,7 @@ def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tu
         found = Range(min(seen) * (1 - margin), max(seen) * (1 + margin))
         return found, (
             f"{show_count(len(seen), 'past move')} reached"
-            f" {show_rate(min(seen))} to {show_rate(max(seen))}"
+            f" {Range(min(seen), max(seen)).show(show_rate)}"
         )
     found = STREAM
     if encrypted:

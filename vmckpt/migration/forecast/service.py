@@ -97,7 +97,7 @@ def mode_of(policy: Policy, outlook: GuestForecast | None, *, post_copy: bool) -
         return mode, "set by the policy"
     if policy.mode is Mode.AUTO:
         return mode, "nothing was measured"
-    return mode, "post-copy cannot be used here"
+    return mode, "post-copy is not possible for this guest on these hosts"
 
 
 def score(outlook: GuestForecast, mode: Mode, ending: Ending) -> dict[str, Any] | None:

@@ -49,7 +49,7 @@ def _parsed(points: object, memory: int) -> tuple[DirtyPoint, ...]:
     if not found or not all(a < b < 3600 for a, b in pairwise(times)):
         raise ValueError("expected ascending times below one hour")
     if not all(0 <= written < 2 * memory + (1 << 30) for _, written in found):
-        raise ValueError("the counts exceed the guest's memory")
+        raise ValueError("the counts are negative or exceed the guest's memory")
     return tuple(
         DirtyPoint(time=Seconds(at), dirtied=min(float(memory), written), error=0.0)
         for at, written in found

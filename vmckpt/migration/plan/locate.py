@@ -37,7 +37,7 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
 
     A running copy counts even if another copy is paused: the paused copy is the other end of a
     migration. Raises OutcomeUnknown if two copies are running, or if none is running and several
-    are paused, as during a switchover. The hosts must be different hosts; see model.same_host.
+    are active, as during a switchover. The hosts must be different hosts; see model.same_host.
     """
     running = [host for host, state in states.items() if state.runs]
     active = [host for host, state in states.items() if state.is_active]
@@ -51,7 +51,8 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
         return running[0]
     if len(active) > 1:
         raise OutcomeUnknown(
-            f"guest {name} is paused on {' and '.join(active)}; a migration may be switching over",
+            f"guest {name} is active, but not running, on {' and '.join(active)}; a migration may"
+            " be switching over",
             host=active[0],
             hint="try again in a few seconds",
         )

@@ -24,8 +24,11 @@ _RUN = {
     GuestState.SHUTTING_DOWN: "when it is off, run virsh start {name} on {host}",
     # It still has its QEMU process, which does not continue before a reset.
     GuestState.CRASHED: "to restart it, run virsh reset {name} and virsh resume {name} on {host}",
+    GuestState.STANDBY: "choose the host where {name} is running with --from",
+    GuestState.TEST: "choose the guest itself, not its test copy",
+    GuestState.UNKNOWN: "find out the state of {name} on {host}",
 }
-"""How to make a guest run, by its state; `_START` for all other states."""
+"""What to do about a guest that is not running, by its state; `_START` for all other states."""
 
 
 def check_move(facts: Facts) -> tuple[Finding, ...]:

@@ -101,7 +101,8 @@ def _reported(facts: Facts, disk: Disk) -> bool:
 
 def _share(facts: Facts) -> str:
     return (
-        f"share its directory between {facts.source} and {facts.target}, or use --copy-storage thin"
+        f"give {facts.source} and {facts.target} access to the same disk, or, if the disk is a"
+        " qcow2 or raw file, copy it with --copy-storage thin"
     )
 
 
@@ -139,13 +140,13 @@ def _unproven(guest: Guest, disk: Disk, what: str) -> Finding:
 def _data_file(facts: Facts, guest: Guest, disk: Disk, path: str) -> Iterator[Finding]:
     """Check the external data file of a qcow2 image, which has all data of the disk."""
     what = f"{path}, the data file of disk {disk.target} of {guest.name},"
+    share = f"share its directory between {facts.source} and {facts.target}"
     if facts.on_target.get(path) is False:
-        yield blocker("storage-not-visible", facts.target, f"{what} is missing", _share(facts))
+        yield blocker("storage-not-visible", facts.target, f"{what} is missing", share)
     elif facts.same_file.get(path) is False:
         yield blocker(
-            "storage-not-visible", facts.target, f"{what} is not the same on both hosts",
-            _share(facts),
-        )  # fmt: skip
+            "storage-not-visible", facts.target, f"{what} is not the same on both hosts", share
+        )
     elif facts.same_file.get(path) is None:
         yield warning(
             "storage-unproven", guest.name,

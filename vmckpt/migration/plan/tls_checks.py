@@ -142,7 +142,7 @@ def _valid(host: str, path: str, pem: str, now: datetime) -> Iterator[Finding]:
     if now < first.not_valid_before_utc:
         begins = f"{first.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         text = f"{path} is not valid before {begins}"
-        yield blocker("tls-invalid", host, text, f"wait, or correct the clock of {host}")
+        yield blocker("tls-invalid", host, text, "wait, or correct the clock of this machine")
     if now > first.not_valid_after_utc:
         text = f"{path} expired on {first.not_valid_after_utc:%Y-%m-%d}"
         yield blocker("tls-invalid", host, text, f"renew {path}")

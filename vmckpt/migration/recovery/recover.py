@@ -356,7 +356,9 @@ class _Doing:
             self._recorder.update(phase=str(outcome or Outcome.UNKNOWN))
             resumes = outcome is Outcome.POST_COPY_PAUSED
             how = f"vmckpt resume {self._left.operation.id}" if resumes else "vmckpt recover"
-            return replace(told, outcome=None, settle=f"fix the network, then run {how}")
+            return replace(
+                told, outcome=None, settle=f"check both hosts and their network, then run {how}"
+            )
         said = {} if ending is None else reports.as_json(self._recovery.report(ending))
         self._recorder.finish(outcome, {**said, "recovered": told.as_json()})
         return told

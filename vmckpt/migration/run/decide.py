@@ -188,7 +188,11 @@ def _may(
 
 
 def _could(rule: str, track: PassHistory, done: AppliedActions, now: Seconds) -> bool:
-    """Return whether this rule may switch or pause: data must have moved up to the last sample."""
+    """Return whether a rule may switch to post-copy or pause the guest now.
+
+    It may not if no data has moved since the previous sample, or if its action was refused a short
+    time ago.
+    """
     lately = track.last is not None and track.moved_at == track.last.at
     return lately and track.silent_for(now) < _SILENT and not _held(rule, done, now)
 

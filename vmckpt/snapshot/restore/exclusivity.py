@@ -50,14 +50,14 @@ def require_exclusive(
 ) -> None:
     """Check that the original guest may be restored on `host`. Pure.
 
-    `images` are the paths of its images. Raises GuestLocked if the guest is running on another host
+    `images` are the paths of its images. Raises GuestLocked if the guest is active on another host
     or another guest uses one of the images, and HostUnreachable if a host did not answer.
     """
     heard, mine = list(heard), set(images)
     for one in heard:
         if one.runs and one.host != host:
             raise GuestLocked(
-                f"{guest} is running on {one.host}; nothing was changed",
+                f"{guest} is running or paused on {one.host}; nothing was changed",
                 hint=f"restore it there with --on {one.host}, or as another guest with --as",
             )
         for path in sorted(mine & set(one.users or {})):

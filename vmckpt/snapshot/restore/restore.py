@@ -262,7 +262,8 @@ async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreReque
         return False
     if not request.end_running:
         raise GuestLocked(
-            f"{guest.name} is running on {hypervisor.host.name}; nothing was changed",
+            f"{guest.name} is {guest.state.in_words} on {hypervisor.host.name}; nothing was"
+            " changed",
             hint="shut the guest down, or use --replace to stop it before the restore",
         )
     return True

@@ -225,7 +225,7 @@ class S3:
             raise self._said_no(_code(exc), exc, what, place) from exc
         except (NoCredentialsError, PartialCredentialsError) as exc:
             raise StoreError(
-                f"{self.where}: no access key found",
+                f"{self.where}: no complete access key found",
                 hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
             ) from exc
         except (BotoCoreError, ValueError, OSError) as exc:

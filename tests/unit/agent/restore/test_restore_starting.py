@@ -111,7 +111,7 @@ def test_without_an_answer_only_a_clear_no_is_one(
 def test_what_nobody_knows_stays_open_for_recovery(
     order: RestoreOrder, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
-    with pytest.raises(OutcomeUnknown, match="left as they are") as caught:
+    with pytest.raises(OutcomeUnknown, match="all images stay in place") as caught:
         begin(order, monkeypatch, NO_ANSWER, [answer])
     assert not caught.value.undone
 

@@ -24,7 +24,7 @@ from vmckpt.capture.memory import outside_writers
         ("<filesystem type='mount'><driver type='virtiofs'/></filesystem>", "filesystem"),
         ("<video><driver name='vhostuser'/></video>", "video"),
         ("<shmem name='s'/>", "shmem"),
-        ("<memory model='virtio-mem'/>", "memory is virtio-mem"),
+        ("<memory model='virtio-mem'/>", "memory is a virtio-mem device"),
     ],
 )
 def test_they_are_named(device: str, name: str | None) -> None:

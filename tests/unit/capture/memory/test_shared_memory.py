@@ -76,7 +76,7 @@ def test_one_that_stands_still_goes_on_afterwards() -> None:
 def test_one_that_was_resumed_while_it_was_compared_is_discarded(state: str) -> None:
     """It may also have been paused again: then it has run for a moment."""
     qemu = Qemu()
-    with pytest.raises(Resumed, match="web1 on alpha was resumed during its capture") as caught:
+    with pytest.raises(Resumed, match="web1 on alpha did not stay paused") as caught:
         take(qemu, lambda: setattr(qemu, "state", state))
     assert caught.value.found == [7]
     assert "cont" not in qemu.told

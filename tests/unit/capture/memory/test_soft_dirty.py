@@ -255,7 +255,7 @@ def test_page_tables_that_must_not_be_read_are_named(
         raise PermissionError(1, "no")
 
     monkeypatch.setattr(os, "open", refused)
-    with pytest.raises(CannotTrack, match="page tables may not be read") as caught:
+    with pytest.raises(CannotTrack, match="not permitted to read QEMU's page tables") as caught:
         tracked(simulated)
     assert caught.value.why is Why.NO_ACCESS
 

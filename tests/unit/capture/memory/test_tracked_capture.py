@@ -178,7 +178,7 @@ def test_a_guest_that_was_paused_meanwhile_stays_paused(
         Tracked(guest, process) as tracked,
     ):
         pausing = {"ready": lambda: guest.tell("stop", {})}
-        with pytest.raises(CaptureFailed, match="no longer running: it is paused"):
+        with pytest.raises(CaptureFailed, match="no longer running: its run state is paused"):
             Taking(guest, process, tmp_path).take(tracked, first=True, **pausing)
         assert not guest.ask("query-status")["running"]
 

@@ -184,7 +184,7 @@ def test_page_tables_that_may_not_be_read_are_named(
         return opened(path, *words)
 
     monkeypatch.setattr(os, "open", refused)
-    with pytest.raises(CannotTrack, match="page tables may not be read") as caught:
+    with pytest.raises(CannotTrack, match="not permitted to read QEMU's page tables") as caught:
         tracked(process)
     assert caught.value.why is Why.NO_ACCESS
     assert not process.watched()

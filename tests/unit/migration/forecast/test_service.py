@@ -35,7 +35,7 @@ ENDING = Ending(
     [
         ("precopy", True, Mode.PRECOPY, "set by the policy"),
         ("hybrid", True, Mode.HYBRID, "set by the policy"),
-        ("hybrid", False, Mode.PRECOPY, "post-copy cannot be used here"),
+        ("hybrid", False, Mode.PRECOPY, "post-copy is not possible for this guest on these hosts"),
         ("auto", False, Mode.PRECOPY, "nothing was measured"),
     ],
 )

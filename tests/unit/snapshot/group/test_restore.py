@@ -105,7 +105,7 @@ async def test_ready_is_waited_for_and_asked_again(side: Side) -> None:
     assert await ready == {"answer": True}
     # Whoever has started it meanwhile is seen.
     side.runs, side.heard = True, [HostAnswer(host="beta", runs=True, users={})]
-    assert "is running on beta" in (await answers("make way", ABOUT))["refused"]
+    assert "is running or paused on beta" in (await answers("make way", ABOUT))["refused"]
 
 
 async def test_one_that_cannot_go_on_is_told_of_and_is_back(

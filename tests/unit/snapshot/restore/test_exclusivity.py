@@ -22,7 +22,7 @@ THERE = HostAnswer(host="beta", users={"/s/web2.qcow2": User("web2", "qcow2")})
         ([HERE, THERE], None, ""),
         ([RUNS_HERE, THERE], None, ""),  # whether it may be ended is asked elsewhere
         ([HERE, HostAnswer(host="beta", runs=True, users={})], GuestLocked,
-         "web1 is running on beta"),
+         "web1 is running or paused on beta"),
         ([HERE, HostAnswer(host="beta", error="off")], HostUnreachable, "does not answer: beta"),
         ([HostAnswer(host="alpha", users={IMAGE: User("new", "qcow2")}), THERE], GuestLocked,
          "/s/web1.qcow2 is also an image of guest new on alpha"),

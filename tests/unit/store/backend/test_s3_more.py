@@ -160,7 +160,7 @@ def test_without_an_access_key_the_mend_is_told(
         monkeypatch.delenv(key)
     for key in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(key, str(tmp_path / "none"))
-    with pytest.raises(StoreError, match="no access key found; set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(StoreError, match="no complete access key found; set AWS_ACCESS_KEY_ID"):
         Store.create(S3("snapshots", endpoint=server.endpoint))
 
 
