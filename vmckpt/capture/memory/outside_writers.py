@@ -39,6 +39,7 @@ def _why(device: ET.Element) -> str | None:
         return f"{name} writes the guest's memory without QEMU"
     if device.tag == "memory" and device.get("model") == "virtio-mem":
         return (
-            f"{name} is a virtio-mem device, whose state QEMU cannot save without the guest's memory"
+            f"{name} is a virtio-mem device, whose state QEMU cannot save without the guest's"
+            " memory"
         )
     return None
