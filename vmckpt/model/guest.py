@@ -32,7 +32,7 @@ LOCKING = (
 
 
 class GuestState(StrEnum):
-    """The state of a guest as libvirt reports it, or the state of a standby."""
+    """The state of a guest as libvirt reports it, or of a standby or its test copy."""
 
     RUNNING = "running"
     BLOCKED = "blocked"
