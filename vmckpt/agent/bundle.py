@@ -1,5 +1,8 @@
 """The agent as one archive, built from the packages installed here, without network access.
 
+There is a bundle for this process's version of Python, and one for each other version whose
+packages are installed beside it: vmckpt's .deb and .rpm contain those of several versions.
+
 The archive contains the launcher "bin/vmckpt-agent" and, below "site/", the files of the
 distributions that the agent imports. The digest of a bundle is the SHA-256 of a line
 "NAME\\0SHA-256\\n" for each file.
@@ -9,11 +12,12 @@ import gzip
 import hashlib
 import io
 import os
+import sys
 import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +28,7 @@ import vmckpt
 from vmckpt.agent import waiting
 from vmckpt.errors import RemoteError
 from vmckpt.journal.location import state_folder
-from vmckpt.remote.agent_install import LAUNCHER, OURS
+from vmckpt.remote.agent_install import LAUNCHER, OURS, python_version
 from vmckpt.units import Bytes
 
 MODULES = waiting.MODULES
@@ -52,6 +56,8 @@ exec "${0%/*}/python3" -m vmckpt.agent.main "$@"
 _SITE = "site"
 _WHEN = 315532800  # 1980, a fixed time, so that each build gives the same archive
 _KEPT = "agents"
+_MARK = "vmckpt.pth"
+"""The file by which a package of several Pythons adds its common directory; see scripts/vendor."""
 _COMPILED = 16 << 20
 _BLOCK = 4096
 _KILLED = 3600.0  # seconds after which an unfinished archive is considered abandoned
@@ -64,6 +70,8 @@ class Bundle:
     """The contents of the agent's archive, for the installed version of vmckpt."""
 
     name: str
+    python: str
+    """Version of Python and processor, in the form of `OURS`."""
     digest: str
     size: Bytes
     """Size on disk once unpacked, including Python's compiled files."""
@@ -77,10 +85,43 @@ def current() -> Bundle:
 
     Raises RemoteError if a distribution is missing, and OSError.
     """
-    return made_of(dict(sorted(_files())))
+    return made_of(dict(sorted(_files(metadata.distribution))))
 
 
-def made_of(files: Mapping[str, Path]) -> Bundle:
+def for_python(tag: str) -> Bundle:
+    """Return the bundle for one of `pythons`.
+
+    Raises RemoteError if a distribution is missing, and OSError.
+    """
+    return current() if tag == OURS else _for_other(tag)
+
+
+@cache
+def _for_other(tag: str) -> Bundle:
+    own = Path(sys.prefix, "lib", f"python{python_version(tag)}", "site-packages")
+    folders = [str(own), str(Path(vmckpt.__file__).parents[1])]
+
+    def find(name: str) -> metadata.Distribution:
+        for found in metadata.distributions(name=name, path=folders):
+            return found
+        raise metadata.PackageNotFoundError(name)
+
+    return made_of(dict(sorted(_files(find))), tag)
+
+
+@cache
+def pythons() -> tuple[str, ...]:
+    """Return the Pythons for which there is a bundle: this process's first, then the newest first.
+
+    Each is a version and a processor in the form of `OURS`.
+    """
+    marks = Path(sys.prefix, "lib").glob(f"python3.*/site-packages/{_MARK}")
+    minors = sorted((int(mark.parts[-3].removeprefix("python3.")) for mark in marks), reverse=True)
+    tags = [OURS.replace(f"-3{sys.version_info[1]}-", f"-3{minor}-") for minor in minors]
+    return tuple(dict.fromkeys((OURS, *tags)))
+
+
+def made_of(files: Mapping[str, Path], tag: str = OURS) -> Bundle:
     """Return a bundle of `files`: local paths, by name in the archive. Raises OSError."""
     digests = {LAUNCHER: hashlib.sha256(_START).hexdigest()}
     size = _COMPILED
@@ -90,17 +131,17 @@ def made_of(files: Mapping[str, Path]) -> Bundle:
         size += path.stat().st_size + _BLOCK
     text = "".join(f"{name}\0{digests[name]}\n" for name in sorted(digests))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    name = f"{vmckpt.__version__}-{OURS}-{digest[:16]}"
-    return Bundle(name=name, digest=digest, size=Bytes(size), files=files)
+    name = f"{vmckpt.__version__}-{tag}-{digest[:16]}"
+    return Bundle(name=name, python=tag, digest=digest, size=Bytes(size), files=files)
 
 
-def _files() -> Iterator[tuple[str, Path]]:
+def _files(find: Callable[[str], metadata.Distribution]) -> Iterator[tuple[str, Path]]:
     own = Path(vmckpt.__file__).parent
     # The directory is scanned, since an installation from a checkout has no list of its files.
     yield from _below(own, own.parent)
     for name in DISTRIBUTIONS:
         try:
-            found = metadata.distribution(name)
+            found = find(name)
         except metadata.PackageNotFoundError:
             if name not in _PERHAPS:
                 raise RemoteError(
@@ -141,9 +182,9 @@ def _is_needed(file: PurePosixPath) -> bool:
 
 
 def archive(bundle: Bundle) -> Path:
-    """Build the bundle's archive unless it exists, and delete older archives. Returns its path.
+    """Build the bundle's archive unless it exists, and delete older ones for the same Python.
 
-    Raises OSError.
+    Returns its path. Raises OSError.
     """
     folder = state_folder(os.environ, root=os.geteuid() == 0) / _KEPT
     path = folder / f"{bundle.name}.tar.gz"
@@ -152,7 +193,9 @@ def archive(bundle: Bundle) -> Path:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make(bundle, path)
             for one in folder.iterdir():
-                old = one.suffix == ".gz" or one.stat().st_mtime < time.time() - _KILLED
+                old = (
+                    f"-{bundle.python}-" in one.name or one.stat().st_mtime < time.time() - _KILLED
+                )
                 if one != path and old:
                     one.unlink(missing_ok=True)
     return path
@@ -194,3 +237,4 @@ def forget(path: Path) -> None:
     with suppress(OSError):
         path.unlink()
     current.cache_clear()
+    _for_other.cache_clear()

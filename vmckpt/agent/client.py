@@ -23,7 +23,7 @@ from vmckpt.model.events import Copied, Emit
 from vmckpt.model.host import ADD_SSH, Host
 from vmckpt.remote import agent_install
 from vmckpt.remote.agent_channel import AgentProcess
-from vmckpt.remote.agent_install import Parcel
+from vmckpt.remote.agent_install import HostPython, Parcel
 from vmckpt.remote.shell_files import PROGRAMS
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, Seconds, show_bytes
@@ -183,8 +183,8 @@ async def require_agent(host: Host) -> None:
         return
     async with Remote(host) as remote:
         if await _found(remote) is None:
-            parcel = _parcel(host, await _bundle(host))
-            if await agent_install.inspect_agent(remote, parcel) is not None and host.read_only:
+            _, python = await _inspected(remote)
+            if python is not None and host.read_only:
                 raise _untouched(host)
 
 
@@ -228,11 +228,10 @@ async def _installed(remote: Remote, *, install: bool) -> str:
     `install`.
     """
     host = remote.host
-    made = await _bundle(host)
-    parcel = _parcel(host, made)
     locks = _installing.setdefault(asyncio.get_running_loop(), {})
     async with locks.setdefault(host.name, asyncio.Lock()):
-        python = await agent_install.inspect_agent(remote, parcel)
+        made, python = await _inspected(remote)
+        parcel = _parcel(host, made)
         if python is None:
             return parcel.launcher
         if not install:
@@ -246,16 +245,30 @@ async def _installed(remote: Remote, *, install: bool) -> str:
             raise _not_made(host, exc) from exc
         log.info("installing the agent on %s (%s)", host.name, show_bytes(size))
         try:
-            await agent_install.install(remote, parcel, python, path)
+            await agent_install.install(remote, parcel, python.path, path)
         except RemoteError:
             bundle.forget(path)
             raise
         return parcel.launcher
 
 
-async def _bundle(host: Host) -> bundle.Bundle:
+async def _inspected(remote: Remote) -> tuple[bundle.Bundle, HostPython | None]:
+    """Return the bundle for a host, and the Python to install it with; None if it is installed.
+
+    Raises RemoteError.
+    """
+    host = remote.host
+    made = await _bundle(host, agent_install.OURS)
+    python = await agent_install.inspect_agent(remote, _parcel(host, made), bundle.pythons())
+    if python is not None and python.tag != made.python:
+        made = await _bundle(host, python.tag)
+        python = await agent_install.inspect_agent(remote, _parcel(host, made), (python.tag,))
+    return made, python
+
+
+async def _bundle(host: Host, python: str) -> bundle.Bundle:
     try:
-        return await asyncio.to_thread(bundle.current)
+        return await asyncio.to_thread(bundle.for_python, python)
     except OSError as exc:
         raise _not_made(host, exc) from exc
 

@@ -32,7 +32,8 @@ _LOOK = (
 if [ -x "$1/bin/vmckpt-agent" ] && ours "$1/bin/vmckpt-agent" &&
     "$1/bin/vmckpt-agent" --version </dev/null >/dev/null 2>&1
 then touch -c "$1/used"; echo found; exit 0; fi
-for name in "$2" python3; do
+shift
+for name in "$@" python3; do
     python=$(command -v "$name") || continue
     "$python" -c 'import sys
 from importlib import machinery
@@ -63,40 +64,61 @@ class Parcel:
         return f"{self.folder}/{self.name}/{LAUNCHER}"
 
 
-async def inspect_agent(remote: Remote, parcel: Parcel) -> str | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPython:
+    """A Python that was found on a host."""
+
+    tag: str
+    """Version and processor, in the form of `OURS`."""
+    path: str
+
+
+async def inspect_agent(
+    remote: Remote, parcel: Parcel, pythons: Sequence[str] = (OURS,)
+) -> HostPython | None:
     """Check whether a version of the agent is installed and starts.
 
-    Returns None if so; otherwise, the path of the host's Python for the installation. Raises
-    RemoteError if there is no suitable Python.
+    `pythons`: those for which the agent can be sent, the preferred one first, in the form of
+    `OURS`. Returns None if the version is installed; otherwise the host's Python for the
+    installation. Raises RemoteError if there is no suitable Python.
     """
-    name = "python" + ".".join(_version(OURS))
-    told = await remote.run(["sh", "-s", "--", f"{parcel.folder}/{parcel.name}", name], text=_LOOK)
+    names = [f"python{python_version(tag)}" for tag in pythons]
+    told = await remote.run(
+        ["sh", "-s", "--", f"{parcel.folder}/{parcel.name}", *names], text=_LOOK
+    )
     lines = told.out.splitlines()
     if "found" in lines:
         return None
-    pythons = [line.split(" ", 2)[1:] for line in lines if line.startswith("python .")]
-    for kind, path in pythons:
-        if kind.strip(".").removesuffix(".so") == OURS and path.startswith("/"):
-            return path
+    found: dict[str, HostPython] = {}
+    for line in lines:
+        if line.startswith("python ."):
+            kind, _, path = line.removeprefix("python .").partition(" ")
+            tag = kind.removesuffix(".so")
+            found.setdefault(tag, HostPython(tag=tag, path=path))
+    for tag in pythons:
+        if tag in found and found[tag].path.startswith("/"):
+            return found[tag]
     host = remote.host.name
-    if not pythons:
+    if not found:
         raise RemoteError(
             f"{host}: vmckpt-agent is not installed, and the host has no python3",
             host=host,
             hint=BY_HAND,
         )
-    theirs = pythons[0][0].strip(".").removesuffix(".so")
+    ours = " or ".join(python_version(tag) for tag in pythons)
     raise RemoteError(
         f"{host}: vmckpt-agent is not installed, and this machine's agent cannot run there:"
-        f" the host has Python {theirs}, this machine has {OURS}",
+        f" the host has Python {' and '.join(found)}, and the agent needs Python {ours}"
+        f" for {OURS.split('-', 2)[2]}",
         host=host,
-        hint=BY_HAND,
+        hint=f"install one of them on {host}, or {BY_HAND}",
     )
 
 
-def _version(tag: str) -> tuple[str, str]:
+def python_version(tag: str) -> str:
+    """Return the version of a Python given in the form of `OURS`, for example "3.11"."""
     digits = tag.split("-")[1]  # "cpython-311-x86_64-linux-gnu"
-    return digits[0], "".join(one for one in digits[1:] if one.isdigit())
+    return f"{digits[0]}.{''.join(one for one in digits[1:] if one.isdigit())}"
 
 
 async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) -> None:

@@ -19,6 +19,7 @@ from tests.support.bundles import (
 from vmckpt import __version__
 from vmckpt.agent import bundle
 from vmckpt.errors import RemoteError
+from vmckpt.remote import agent_install
 
 __all__ = ["versions"]
 ROOT = Path(vmckpt.__file__).parent
@@ -126,3 +127,47 @@ def test_a_distribution_without_a_list_of_files_is_taken_by_its_modules() -> Non
 
     assert "site/yaml/__init__.py" in package
     assert list(module) == ["site/six.py"]
+
+
+def packaged(prefix: Path, minor: int, distributions: tuple[str, ...]) -> None:
+    """Put distributions where a package of several Pythons has those of one of them."""
+    site = prefix / f"lib/python3.{minor}/site-packages"
+    for name in distributions:
+        info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "RECORD").write_text(f"{name}/main.py,,\n")
+        (site / name).mkdir()
+        (site / name / "main.py").write_text(f"# {minor}\n")
+    (site / bundle._MARK).write_text("../../../any\n")
+
+
+def test_there_is_a_bundle_for_each_python_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = sys.version_info[1]
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(bundle, "DISTRIBUTIONS", ("one", "other"))
+    monkeypatch.setenv("VMCKPT_STATE", str(tmp_path / "state"))
+    (tmp_path / "lib/python3.80/site-packages").mkdir(parents=True)  # of something else
+    for minor, names in ((own, ("one", "other")), (98, ("one", "other")), (99, ("one",))):
+        packaged(tmp_path, minor, names)
+    bundle.pythons.cache_clear()
+    tags = bundle.pythons()
+    bundle.pythons.cache_clear()
+    assert tags[0] == agent_install.OURS
+    assert [agent_install.python_version(tag) for tag in tags] == [f"3.{own}", "3.99", "3.98"]
+
+    made = bundle.for_python(tags[2])
+    assert tags[2] in made.name
+    assert made.files["site/one/main.py"].read_text() == "# 98\n"
+    assert "site/vmckpt/agent/main.py" in made.files
+    with pytest.raises(RemoteError, match="other is not installed on this machine"):
+        bundle.for_python(tags[1])
+
+    # An archive for another Python stays when this one's is built anew.
+    first = bundle.archive(made)
+    bundle.archive(small(tmp_path))
+    assert first.exists()
+    bundle.forget(first)
+    assert not first.exists()

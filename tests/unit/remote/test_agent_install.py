@@ -89,8 +89,10 @@ def parcel(folder: Path) -> Parcel:
     )
 
 
-def looked(remote: Any, folder: Path) -> str | None:
-    return asyncio.run(agent_install.inspect_agent(remote, parcel(folder)))
+def looked(
+    remote: Any, folder: Path, pythons: tuple[str, ...] = (OURS,)
+) -> agent_install.HostPython | None:
+    return asyncio.run(agent_install.inspect_agent(remote, parcel(folder), pythons))
 
 
 @pytest.fixture
@@ -103,17 +105,41 @@ def test_a_python_of_our_kind_is_found_by_its_path(path: Path, tmp_path: Path) -
     program(path / "python3", f'exec {sys.executable} "$@"')
     found = looked(Remote(path), tmp_path / "versions")
     assert found is not None
-    assert Path(found).is_absolute()
-    assert Path(found).exists()
+    assert found.tag == OURS
+    assert Path(found.path).is_absolute()
+    assert Path(found.path).exists()
+
+
+OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def other(minor: int) -> str:
+    """Another version of Python, for this processor."""
+    return OURS.replace(OWN.replace(".", ""), f"3{minor}")
 
 
 def test_one_of_another_kind_is_named_with_ours(path: Path, tmp_path: Path) -> None:
-    for name in ("python3", f"python{sys.version_info[0]}.{sys.version_info[1]}"):
+    for name in ("python3", f"python{OWN}"):
         program(path / name, "echo python .cpython-27-vax.so /bin/python2")
     with pytest.raises(
-        RemoteError, match=f"the host has Python cpython-27-vax, this machine has {OURS}"
+        RemoteError,
+        match=f"the host has Python cpython-27-vax, and the agent needs Python {OWN} for x86_64",
     ):
         looked(Remote(path), tmp_path / "versions")
+
+
+def test_the_preferred_of_several_pythons_is_used(path: Path, tmp_path: Path) -> None:
+    """A host whose python3 is too old may have another one beside it."""
+    program(path / "python3", "echo python .cpython-39-x86_64-linux-gnu.so /bin/python3.9")
+    for minor in (91, 92):
+        program(path / f"python3.{minor}", f"echo python .{other(minor)}.so /bin/python3.{minor}")
+    program(path / f"python{OWN}", "exit 1")
+    found = looked(Remote(path), tmp_path / "versions", (OURS, other(92), other(91)))
+    assert found == agent_install.HostPython(tag=other(92), path="/bin/python3.92")
+
+    with pytest.raises(RemoteError, match=rf"needs Python {OWN} or 3\.90 for x86_64") as failed:
+        looked(Remote(path), tmp_path / "versions", (OURS, other(90)))
+    assert "install one of them on " in str(failed.value.hint)
 
 
 def sent(channel: Channel, folder: Path) -> Remote:
