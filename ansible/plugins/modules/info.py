@@ -21,7 +21,7 @@ options:
     type: bool
     default: false
   store:
-    description: Store whose snapshots are listed, by its name in hosts.yaml. Default is the first one.
+    description: Store whose snapshots are listed, by its name in hosts.yaml. Default is the first.
     type: str
 extends_documentation_fragment:
   - vmckpt.vmckpt.command
