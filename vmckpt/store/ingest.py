@@ -286,8 +286,12 @@ class _One:
                 hint="take the snapshot again: it then reads all memory",
             )
         data: Flags = (window.what == _CODES[What.DATA]) | lost
+        if not data.any():
+            return
         window.fetch(data)
-        filled: Flags = data & np.asarray(window.rows.any(axis=1))
+        filled = data.copy()
+        # Rows that were not read are not touched: in a large guest they are nearly all.
+        filled[data] = (window.rows if data.all() else window.rows[data]).any(axis=1)
         changed = filled
         if self._prints is not None:
             part = self._prints[start : start + len(data)]
@@ -297,8 +301,9 @@ class _One:
                 known &= np.asarray(part == past.prints[start : start + len(data)])
                 changed = filled & ~(known & ~self._again(past, start, known))
         there: Flags = filled | (~data & (self._map[start : start + len(data)] != ZERO))
-        for group in range(0, len(data), self._group):
-            self._store(window, slice(group, group + self._group), there, changed)
+        for group in np.unique(np.flatnonzero(changed) // self._group).tolist():
+            first = group * self._group
+            self._store(window, slice(first, first + self._group), there, changed)
 
     def _store(self, window: _Window, group: slice, there: Flags, changed: Flags) -> None:
         """Store a group's changed units, or the complete group if at least half of it changed.
@@ -306,8 +311,6 @@ class _One:
         The complete group is stored only if all its units can be read.
         """
         new = np.flatnonzero(changed[group]) + group.start
-        if not len(new):
-            return
         whole = np.flatnonzero(there[group]) + group.start
         if 2 * len(new) >= len(whole) and not window.unread[whole].any():
             these = np.zeros(len(there), dtype=bool)
