@@ -184,7 +184,8 @@ class _Window:
         self.start = start
         self.what = what
         self.unread: Flags = what == _CODES[What.UNREAD]
-        self.rows = np.zeros((len(what), UNIT[region.kind] // 8), dtype=np.uint64)
+        self.rows = np.zeros((0, UNIT[region.kind] // 8), dtype=np.uint64)
+        """Empty until the first units have been read."""
         self.read: Flags = np.zeros(len(what), dtype=bool)
         self._region = region
 
@@ -193,10 +194,12 @@ class _Window:
         words = self.rows.shape[1]
         for first, count in _runs(these & ~self.read):
             data = np.frombuffer(self._region.read(self.start + first, count), dtype=np.uint64)
-            if count == len(self.rows):
+            if count == len(self.what):
                 self.rows = data.reshape(count, words)  # no copy in the common case
-            else:
-                self.rows[first : first + count] = data.reshape(count, words)
+                continue
+            if not len(self.rows):
+                self.rows = np.zeros((len(self.what), words), dtype=np.uint64)
+            self.rows[first : first + count] = data.reshape(count, words)
         self.read |= these
 
 
