@@ -153,6 +153,10 @@ CHECKS = {
 }  # fmt: skip
 
 
+WAITING = ("-incoming", "defer")
+"""Arguments with which QEMU waits for memory: those of a standby, and of a guest that was one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """An element or attribute of a domain XML that names a resource of the host."""

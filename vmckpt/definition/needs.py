@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from xml.etree import ElementTree as ET
 
-from vmckpt.definition.host_resources import ROWS, Kind, Row
+from vmckpt.definition.host_resources import ROWS, WAITING, Kind, Row
 from vmckpt.model.finding import Severity
 from vmckpt.units import MEMORY_UNITS
 
@@ -68,6 +68,8 @@ def needs(root: ET.Element) -> tuple[Resource, ...]:
             continue
         for device, node in _matches(root, row):
             for one in _resources(row, node, device):
+                if one.kind is Kind.UNCHECKED and one.name in WAITING:
+                    continue  # no resource, and a migration does not need it
                 # libvirt describes the first serial port a second time, as a console.
                 found.setdefault((one.kind, one.name), one)
     return tuple(found.values())

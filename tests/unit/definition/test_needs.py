@@ -141,6 +141,15 @@ SETS = [
 ]  # fmt: skip
 
 
+def test_a_guest_that_failed_over_needs_nothing_for_having_waited_as_a_standby() -> None:
+    xml = (
+        "<domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:commandline>"
+        "<qemu:arg value='-incoming'/><qemu:arg value='defer'/><qemu:arg value='-S'/>"
+        "</qemu:commandline></domain>"
+    )
+    assert [one.name for one in needs(ET.fromstring(xml))] == ["-S"]
+
+
 @pytest.mark.parametrize(("text", "numbers"), SETS)
 def test_a_set_of_cpus_is_read_as_libvirt_writes_it(text: str, numbers: set[int]) -> None:
     assert cpuset(text) == numbers

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
+from vmckpt.definition.host_resources import WAITING
 from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.replication.protocol.memory_layout import Dimm
 
 QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 MARK = domain_xml.STANDBY
-_WAITING = ("-incoming", "defer")
 _USERS = "ua-"
 """Prefix of the aliases that users have chosen for devices."""
 
@@ -97,7 +97,7 @@ def wait(root: ET.Element) -> None:
     """Make the guest's QEMU wait for memory and device state when it is started."""
     line = root.find(f"{{{QEMU}}}commandline")
     line = ET.SubElement(root, f"{{{QEMU}}}commandline") if line is None else line
-    for word in _WAITING:
+    for word in WAITING:
         ET.SubElement(line, f"{{{QEMU}}}arg").set("value", word)
     ET.register_namespace("qemu", QEMU)
 
@@ -119,7 +119,7 @@ def since_takeover(xml: str) -> str:
     Started from its own XML, a guest that has failed over would wait for memory. The XML of other
     guests is returned unchanged.
     """
-    if not any(word in xml for word in (MARK, _WAITING[0])):
+    if not any(word in xml for word in (MARK, WAITING[0])):
         return xml
     ET.register_namespace("qemu", QEMU)
     return definition_text.text(plain(xml), xml)
@@ -133,7 +133,7 @@ def plain(xml: str) -> ET.Element:
     if line is not None:
         words = list(line.findall(f"{{{QEMU}}}arg"))
         for first, second in pairwise(words):
-            if (first.get("value"), second.get("value")) == _WAITING:
+            if (first.get("value"), second.get("value")) == WAITING:
                 line.remove(first)
                 line.remove(second)
         if not len(line):
