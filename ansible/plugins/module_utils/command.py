@@ -61,8 +61,15 @@ class Vmckpt:
         return lines[-1][len("error: ") :] if lines else err.strip()
 
     def guest(self, name):
-        """Return the guest with a name or UUID. Fails if there is none, or more than one."""
-        found = [one for one in self.run("guests")[1] if name in (one["name"], one["uuid"])]
+        """Return the guest with a name or UUID. Fails if there is none, or more than one.
+
+        Standbys and test copies, which have the name of their guest, do not count.
+        """
+        found = [
+            one
+            for one in self.run("guests")[1]
+            if name in (one["name"], one["uuid"]) and one["state"] not in ("standby", "test")
+        ]
         if len(found) != 1:
             many = f"{len(found)} guests have this name" if found else "no such guest"
             self._module.fail_json(msg=f"{name}: {many}")
