@@ -18,6 +18,8 @@ KEYS = {
 }
 SUITES = {"bookworm": DEBIAN, "trixie": DEBIAN, "noble": UBUNTU, "resolute": UBUNTU}
 """Debian 12 and 13, Ubuntu 24.04 and 26.04."""
+SCRIPTS = {DEBIAN: "sid", UBUNTU: "gutsy"}
+"""debootstrap's scripts for all releases of a distribution, since it may not know the newest."""
 IN_ROOT = """\
 mount -t proc proc "$0/proc" && mount -t tmpfs tmpfs "$0/dev/shm" &&
 exec chroot "$0" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
@@ -65,7 +67,7 @@ def archive(suite: str) -> Path:
     try:
         done = subprocess.run(
             ["debootstrap", "--variant=minbase", f"--keyring={KEYS[origin]}",
-             "--include=python3,ca-certificates", suite, str(new), origin],
+             "--include=python3,ca-certificates", suite, str(new), origin, SCRIPTS[origin]],
             capture_output=True, text=True, check=False, timeout=900,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -68,7 +68,9 @@ def used(host: Root) -> None:
     assert b"hosts.yaml" in done.stderr
     assert b"Traceback" not in done.stderr
     assert "vmckpt" in host.good("getent", "group", "vmckpt", "vmckpt-look")
-    assert "Move a running guest" in host.good("sh", "-c", "zcat /usr/share/man/man1/vmckpt-migrate.1.gz")
+    assert "Move a running guest" in host.good(
+        "sh", "-c", "zcat /usr/share/man/man1/vmckpt-migrate.1.gz"
+    )
     assert host.good(f"{OWN}/bin/python3", "-sPc", f"{IMPORTED}; print(1)") == "1\n"
     # Everything is compiled.
     started = time.monotonic()

@@ -63,7 +63,8 @@ def main() -> None:
                 path = Path(f"/proc/self/fd/{file}").readlink()
                 os.close(file)
                 if guest := guest_of(pid):
-                    told = {"guest": guest, "path": str(path), "writes": bool(mask & _CLOSE_WRITE)}
+                    name = str(path).removesuffix(" (deleted)")
+                    told = {"guest": guest, "path": name, "writes": bool(mask & _CLOSE_WRITE)}
                     say(json.dumps(told))
                 data = data[length:]
         elif not os.read(0, 1):
