@@ -341,7 +341,7 @@ def verify(guest: GUEST, name: NAME = "lab", json: JSON = False) -> None:
             mark = output.styled(*_MARKS[entry.whole])
             output.out.print(mark, f"{entry.name:<7} {entry.text}")
     if not audit.whole:
-        raise LabError(f"{guest} has lost data: its ledgers do not agree")
+        raise LabError(f"{guest} is not intact: at least one check has failed")
 
 
 @app.command()

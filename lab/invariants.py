@@ -85,7 +85,7 @@ def _at_home(one: HostCopy, allowed: set[str]) -> list[str]:
     if one.host not in allowed:
         wrong.append(f"the guest is on {one.host}, not on {' or '.join(sorted(allowed))}")
     if one.state is None or not one.state.runs:
-        wrong.append(f"{one.host} reports the guest as {one.state}")
+        wrong.append(f"{one.host} reports the guest as {one.state or 'absent'}")
     if one.in_parts:
         wrong.append(f"part of the guest's memory is not on {one.host}")
     if not one.persistent:
@@ -332,10 +332,13 @@ class Lookout:
     def two_copies(self) -> list[str]:
         """Return and clear the findings about two running copies of a guest.
 
-        Raises LabError if the lookout's thread has died.
+        Raises LabError if the thread that looks for them has died.
         """
         if not self._thread.is_alive():
-            raise LabError("the lookout's thread has died; whether two copies ran is unknown")
+            raise LabError(
+                "the thread that checks for two running copies has died; whether two copies ran is"
+                " unknown"
+            )
         with self._lock:
             found, self._together.seen = self._together.seen, []
         return found

@@ -72,7 +72,7 @@ def _wait(programs: Path, plan: LabPlan, *, limit: float = 30.0) -> None:
     ready = [f"{programs}/pg_isready", "-q", "-h", plan.witness_address]
     while subprocess.run(ready, check=False).returncode != 0:
         if give_up.passed():
-            raise LabError(f"PostgreSQL does not start; see {plan.folder}/witness.log")
+            raise LabError(f"PostgreSQL did not start in time; see {plan.folder}/witness.log")
         time.sleep(0.1)
 
 

@@ -123,7 +123,7 @@ class WitnessPair:
         ready = [f"{self._programs}/pg_isready", "-h", seat.address, "-U", "postgres"]
         self._until(
             lambda: "accepting" in run(ready, check=False),
-            f"PostgreSQL does not start; see {self._plan.folder}/witness.log",
+            f"PostgreSQL did not start in time; see {self._plan.folder}/witness.log",
         )
 
     @staticmethod

@@ -173,7 +173,9 @@ def stop_postgres(plan: LabPlan, *, limit: float = 30.0) -> list[str]:
     postmaster = int((data / "postmaster.pid").read_text().split()[0])
     command = Path(f"/proc/{postmaster}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     os.kill(postmaster, signal.SIGQUIT)
-    _until(lambda: not Path(f"/proc/{postmaster}").exists(), "PostgreSQL does not stop", limit)
+    _until(
+        lambda: not Path(f"/proc/{postmaster}").exists(), "PostgreSQL did not stop in time", limit
+    )
     return command
 
 
@@ -188,7 +190,7 @@ def start_postgres(plan: LabPlan, command: list[str], *, limit: float = 30.0) ->
     ready = [str(Path(command[0]).parent / "pg_isready"), "-q", "-h", plan.witness_address]
     _until(
         lambda: subprocess.run(ready, check=False).returncode == 0,
-        f"PostgreSQL does not start; see {plan.folder}/witness.log",
+        f"PostgreSQL did not start in time; see {plan.folder}/witness.log",
         limit,
     )
 

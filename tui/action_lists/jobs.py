@@ -28,7 +28,7 @@ def _active(scene: Scene) -> str | None:
 def _moves(scene: Scene) -> str | None:
     if (why := _active(scene)) is not None:
         return why
-    return None if is_move(scene.job) else "the job is for a whole host"
+    return None if is_move(scene.job) else "the job moves several guests"
 
 
 def _phase(scene: Scene) -> str | None:
@@ -51,7 +51,7 @@ def _resume(scene: Scene) -> str | None:
         return why
     if is_whole(scene.job) or _phase(scene) == JobPhase.POST_COPY_PAUSED:
         return None
-    return "only a post-copy migration whose stream broke can be resumed"
+    return "a migration can be resumed only if the stream of its post-copy broke"
 
 
 def _done(scene: Scene) -> str:

@@ -41,7 +41,7 @@ def test_only_what_is_under_way_and_can_go_back_is_cancelled(
 
 def test_a_whole_host_has_neither_bandwidth_nor_post_copy() -> None:
     for name in ("bandwidth", "downtime", "postcopy"):
-        assert actions.why_not(BY_NAME[name], of(DRAIN)) == "the job is for a whole host"
+        assert actions.why_not(BY_NAME[name], of(DRAIN)) == "the job moves several guests"
         assert actions.why_not(BY_NAME[name], of(MOVE)) is None
 
 
@@ -53,7 +53,7 @@ def test_in_post_copy_the_bandwidth_can_be_set_and_the_downtime_cannot() -> None
 
 def test_only_what_is_broken_or_a_whole_host_is_resumed() -> None:
     refused = actions.why_not(BY_NAME["resume"], of(MOVE))
-    assert refused == "only a post-copy migration whose stream broke can be resumed"
+    assert refused == "a migration can be resumed only if the stream of its post-copy broke"
     assert actions.why_not(BY_NAME["resume"], of(BROKEN)) is None
     assert actions.why_not(BY_NAME["resume"], of(DRAIN)) is None
 
