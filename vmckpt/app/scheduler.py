@@ -23,7 +23,7 @@ from vmckpt.scheduler.agenda import Agenda, Scene
 from vmckpt.scheduler.executor import Executor
 from vmckpt.scheduler.failure_detector import FailureDetector
 from vmckpt.scheduler.jobs import CreateGroup, CreateSnapshot
-from vmckpt.scheduler.leases import VIGIL, LeaseOwner, ScheduleLeases
+from vmckpt.scheduler.leases import PAGES, VIGIL, LeaseOwner, ScheduleLeases
 from vmckpt.scheduler.schedules import OptimalInterval, ScheduleSelection
 from vmckpt.scheduler.service import Service, Setting, Told
 from vmckpt.scheduler.store_cache import Shelves
@@ -32,8 +32,6 @@ from vmckpt.snapshot.group.create import GroupTaken
 from vmckpt.snapshot.request import Taken, TakeRequest
 from vmckpt.store.format.metadata import SCHEDULE
 
-PAGES = "pages"
-"""Name of the lease that lets only one of several services send alerts."""
 _REMEMBERED = 180 * 86400.0
 """How far back the journal is read, in seconds."""
 _FRESH = 300.0

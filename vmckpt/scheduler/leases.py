@@ -18,6 +18,8 @@ from vmckpt.model.migration import Outcome
 KIND = "run"
 VIGIL = "vigil"
 """Name of the lease on the failure detector, which only one service may run."""
+PAGES = "pages"
+"""Name of the lease that lets only one of several services send alerts."""
 _AGAIN = 20.0
 
 
@@ -73,7 +75,7 @@ class ScheduleLeases:
                 dead = isinstance(exc, GuestLocked) and exc.interrupted
                 self.stale = self.stale or dead
                 if one not in self._others:
-                    self._warn(f"this service does not run {_named(one)}: {exc.message}")
+                    self._warn(f"this service is not responsible for {_named(one)}: {exc.message}")
                 lives = isinstance(exc, GuestLocked) and not dead
                 self._others[one] = (
                     time.monotonic(),
@@ -82,7 +84,7 @@ class ScheduleLeases:
             else:
                 self._mine.add(one)
                 if self._others.pop(one, None) is not None:
-                    self._warn(f"this service now runs {_named(one)}")
+                    self._warn(f"this service is now responsible for {_named(one)}")
         return frozenset(self._mine.intersection(schedules))
 
     def owner_of(self, one: str) -> LeaseOwner:
@@ -126,5 +128,8 @@ class ScheduleLeases:
         await asyncio.to_thread(self._recorder.close)
 
 
+_NAMES = {VIGIL: "the failure detector", PAGES: "the alerts"}
+
+
 def _named(one: str) -> str:
-    return "the failure detector" if one == VIGIL else f"schedule {one}"
+    return _NAMES.get(one, f"schedule {one}")

@@ -59,7 +59,7 @@ def _cost(past: Sequence[Operation]) -> tuple[Seconds, str]:
         and {"pause_ms", "took_ms"} <= one.report.keys()
     ][:_LATEST]  # fmt: skip
     if not told:
-        return _UNKNOWN, f"C = {show_seconds(_UNKNOWN)} (assumed: no snapshot has been taken yet)"
+        return _UNKNOWN, f"C = {show_seconds(_UNKNOWN)} (assumed: no recent snapshot is recorded)"
     pause = statistics.median(one for one, _ in told)
     took = statistics.median(one for _, one in told)
     cost = Seconds(pause + _SLOWER * took)

@@ -21,7 +21,7 @@ def test_a_dry_run_says_what_is_due_and_why(
     shown = capsys.readouterr().out
     assert "mine/often" in shown
     assert "no snapshot yet" in shown
-    assert "web1, paying: C = 5.0 s (assumed: no snapshot has been taken yet); M = " in shown
+    assert "web1, paying: C = 5.0 s (assumed: no recent snapshot is recorded); M = " in shown
     assert "sqrt(2CM)" in shown
     assert app.run(["run", "--dry-run", "--json", "--inventory", inventory]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -20,7 +20,7 @@ async def test_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     killed("vigil")
     assert second.owner_of("vigil") is LeaseOwner.UNSURE
-    assert warned[-1].startswith("this service does not run the failure detector: ")
+    assert warned[-1].startswith("this service is not responsible for the failure detector: ")
     assert second.stale
 
     def unreadable(*_: object) -> None:

@@ -108,7 +108,7 @@ def test_before_there_was_a_snapshot_its_cost_is_assumed() -> None:
     found = schedules.optimal_interval(Auto(Seconds(86400.0)), (), 1000.0)
 
     assert found.when.every >= LEAST
-    assert found.text.startswith("C = 5.0 s (assumed: no snapshot has been taken yet); M = ")
+    assert found.text.startswith("C = 5.0 s (assumed: no recent snapshot is recorded); M = ")
 
 
 def test_auto_is_reckoned_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

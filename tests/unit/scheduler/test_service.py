@@ -84,7 +84,7 @@ async def test_two_services_do_not_take_both(world: World) -> None:
     assert first.claim({"mine/often"}) == {"mine/often"}
     await world.run()
     assert world.asked == []
-    assert "this service does not run schedule mine/often: " in world.said("warning")[0]
+    assert "this service is not responsible for schedule mine/often: " in world.said("warning")[0]
 
     await first.end()
     await world.run()
