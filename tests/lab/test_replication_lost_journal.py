@@ -52,7 +52,10 @@ def test_a_protection_is_ended_by_what_its_hosts_say(pair: Bench) -> None:
     assert "unprotect web1; add --lost-journal if no journal records it" in refused.err
     assert "web1 is not protected" in pair.run("unprotect", "web1").err
     done = pair.good("unprotect", "web1", "--lost-journal")
-    assert "no record of web1's protection; recording it as reported by alpha and beta" in done.err
+    assert (
+        "no record of web1's protection; recording it as its agents report it, from alpha to beta"
+        in done.err
+    )
     assert pair.where() == ["alpha"]
     assert left(pair) == []
     assert stored(pair, "alpha") == ["web1"]

@@ -40,7 +40,7 @@ async def boot(
         opened = await asyncio.to_thread(snapshot_restore.opened_in, place, word, identity)
         if opened.public.contents is not Contents.MEMORY:
             raise BadInput(
-                f"snapshot {opened.public.id} contains no memory, so it cannot be booted",
+                f"snapshot {opened.public.id} contains no memory, so --boot cannot test it",
                 hint="restore the snapshot as a new guest with --as, and start the new guest",
             )
         host = inventory.host(on or opened.public.host)

@@ -163,7 +163,8 @@ def find(inventory: Inventory, guest: str, told: FoundGuests) -> tuple[Host, Gue
         where = ", ".join(host.name for host, _ in running)
         raise BadInput(
             f"guest {guest} is on several hosts: {where}",
-            hint="name the guest by its UUID, or wait until its migration has ended",
+            hint="name the guest by its UUID, wait until its migration has ended, or undefine a"
+            " copy that was left behind",
         )
     if errors:
         raise HostUnreachable(

@@ -198,9 +198,9 @@ async def resume(controller: Controller, job: str) -> MigrationReport:
         jobs.refuse_uncontrolled(operation)
         if operation.kind != MIGRATE:
             raise BadInput(
-                f"{operation.id} is not a migration (kind: {operation.kind}); only migrations can"
-                " be resumed",
-                hint="run vmckpt recover",
+                f"{operation.id} (kind: {operation.kind}) cannot be resumed; only migrations,"
+                " evacuations, repopulations and balancing can",
+                hint="wait until the job has ended, or run vmckpt recover",
             )
         setting = migrate_recover.setting_of(operation, inventory, policies)
         with recorder.taken_over(journal, operation, caller.warn) as kept:

@@ -35,7 +35,7 @@ COMMANDS = {
     "watch": Place("watch", "watch", "Watch a job until it ends."),
     "postcopy": Place("jobs", "postcopy", "Switch a running migration to post-copy."),
     "cancel": Place("jobs", "cancel", "Cancel a running job."),
-    "pause": Place("jobs", "pause", "Pause a migrating guest so that its migration can complete."),
+    "pause": Place("jobs", "pause", "Pause a migrating guest, or a running evacuation."),
     "set": Place("jobs", "set_", "Change the limits of a running migration."),
     "policy": Place("policy", "app", "Show, check and explain policies."),
     "dashboard": Place(

@@ -226,7 +226,7 @@ def doctor(
     count = sum(finding.severity is Severity.BLOCKER for finding in found)
     if count:
         raise Blocked(
-            f"migrations are impossible: {show_count(count, 'blocker')}",
+            f"some or all migrations are impossible: {show_count(count, 'blocker')}",
             hint="follow the hints above",
         )
 

@@ -60,7 +60,9 @@ def jobs(
     elif views:
         output.out.print(table(views, time.time(), entries))
     else:
-        output.say("no jobs" if everything else "no running jobs; see vmckpt jobs --all")
+        output.say(
+            "no jobs found" if everything else "no running jobs found; see vmckpt jobs --all"
+        )
     if entries:
         from vmckpt.protection.copies import of_protections
 
@@ -296,10 +298,10 @@ def cancel(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
 
 
 def pause(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
-    """Pause a migrating guest so that its migration can complete.
+    """Pause a migrating guest, or a running evacuation.
 
-    The guest resumes when the migration ends. A paused evacuation starts no more moves until you
-    run vmckpt resume.
+    A paused guest changes no memory, so its migration can complete; the guest resumes when the
+    migration ends. A paused evacuation starts no more moves until you run vmckpt resume.
 
     Examples:
 

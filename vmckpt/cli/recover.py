@@ -90,7 +90,7 @@ def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
     if unknown:
         jobs = ", ".join(one.operation.id for one in unknown)
         raise OutcomeUnknown(
-            f"{jobs}: could not be recovered",
+            f"{jobs}: cannot be recovered now",
             host=unknown[0].operation.source or "",
             hint=unknown[0].settled.settle or None,
         )

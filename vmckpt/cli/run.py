@@ -126,7 +126,7 @@ async def _run(
 ) -> int:
     from vmckpt.app import scheduler
 
-    stop = stop_on_signals("stopping: abandoning snapshots in progress")
+    stop = stop_on_signals("stopping: cancelling scheduled work in progress")
     return await scheduler.run(
         _controller(inventory, policies, say.take, stop), wanted,
         identity=identity_of(identity), once=once, tell=say.take, wishes=wishes,

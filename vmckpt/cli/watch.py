@@ -130,7 +130,7 @@ def nobody(view: "JobView") -> OrphanedJobs:
     what = f"was process {last.pid} on" if last.pid else "gave up the job on"
     return OrphanedJobs(
         f"{view.operation.id} is orphaned; its last controller {what} {last.host}",
-        hint="run vmckpt guests to see where the guest is, then run vmckpt recover",
+        hint="run vmckpt guests to see where guests are running, then run vmckpt recover",
     )
 
 

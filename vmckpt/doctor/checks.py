@@ -186,7 +186,8 @@ def _accelerator(examined: Examined, facts: HostFacts) -> Iterator[Finding]:
             Severity.WARNING,
             name,
             "no KVM: guests run under TCG, which is many times slower",
-            "enable virtualisation in the firmware",
+            "enable virtualisation in the firmware; if the host is a virtual machine, enable nested"
+            " virtualisation",
         )
 
 
@@ -522,13 +523,13 @@ def of_controller(ready: ControllerReady) -> Iterator[Finding]:
 
 
 def _room(ready: HostReady) -> Finding:
-    hint = "free some space, or set agent_state in hosts.yaml to another directory"
+    hint = "set agent_state in hosts.yaml to another directory"
     if ready.room is None:
         why = f"{ready.state} is not writable"
         return _warning("snapshot-room", ready.name, why, why, hint)
     short = "; a capture stores a guest's memory there" if ready.room < _LEAST else None
     text = f"{ready.state}: {show_bytes(ready.room)} free{short or ''}"
-    return _warning("snapshot-room", ready.name, text, short, hint)
+    return _warning("snapshot-room", ready.name, text, short, f"free some space, or {hint}")
 
 
 def _warning(code: str, where: str, text: str, wrong: str | None, hint: str) -> Finding:

@@ -159,9 +159,9 @@ class Run:
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _SILENT)
-                raise Cancelled(f"stopped: {self._task.host} does not answer; no guest was moved")
+                raise Cancelled(f"stopped: {self._task.host} does not answer; no move was started")
         raise Blocked(
-            f"{self._task.host} no longer answers; no guest was moved",
+            f"{self._task.host} no longer answers; no move was started",
             hint=f"run vmckpt doctor {self._task.host}",
         )
 
@@ -357,7 +357,8 @@ class Run:
                 self._shut.append(known.guest.uuid)
                 self._tell(name, f"is {done}", "evacuate")
                 return
-            hint = f"run virsh shutdown {name} on its host"
+            by_hand = f"run virsh shutdown {name} on its host"
+            hint = _again(self._task) if known.suspends else by_hand
             left = Unplaced(tenant=_tenant(self._seen, name), why=why, hint=hint)
             self._state = replace(self._state, left=(*self._state.left, left))
 

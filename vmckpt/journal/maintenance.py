@@ -96,7 +96,7 @@ def enter(host: str, why: str) -> tuple[Held, bool]:
     if location.default() == location.NONE:
         raise JournalError(
             "maintenance is recorded in the journal, but the journal is turned off",
-            hint="unset VMCKPT_JOURNAL, or set it to the path of a journal",
+            hint="name a journal with --journal or VMCKPT_JOURNAL",
         )
     with jobs.open_journal() as journal:
         if (already := _all(journal).get(host)) is not None:

@@ -414,7 +414,7 @@ class JournalStepLog:
         if not self._recorder.holds:
             raise HypervisorError(
                 "the journal has not answered recently, and another controller may have taken over;"
-                " nothing was changed",
+                " nothing more was changed",
                 host="",
             )
 

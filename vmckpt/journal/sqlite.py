@@ -42,7 +42,7 @@ class SqliteDatabase(Database):
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 _make_file(path)
         except OSError as exc:
-            hint = "set VMCKPT_STATE to another directory"
+            hint = "name another file with --journal, or set VMCKPT_STATE to another directory"
             if read_only and isinstance(exc, FileNotFoundError):
                 raise JournalError(f"{self} does not exist", hint=hint) from exc
             raise JournalError(f"{self}: {exc.strerror}", hint=hint) from exc

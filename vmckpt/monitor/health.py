@@ -107,8 +107,8 @@ def two_copies(now: HealthSnapshot) -> tuple[Copies, ...]:
 
 def _copies(now: HealthSnapshot) -> Metric:
     rows = (((one.guest, one.uuid, " ".join(one.hosts)), len(one.hosts)) for one in two_copies(now))
-    return _family("guest_copies", "Number of hosts on which a guest runs, if more than one.",
-                   ("guest", "uuid", "hosts"), rows)  # fmt: skip
+    return _family("guest_copies", "Number of hosts that run, or may run, a guest, if more than"
+                   " one.", ("guest", "uuid", "hosts"), rows)  # fmt: skip
 
 
 def _jobs(jobs: Sequence[JobView]) -> Iterator[Metric]:
@@ -198,7 +198,8 @@ def _snapshots(snapshots: Sequence[SnapshotNow]) -> Iterator[Metric]:
     yield _family("snapshots", "Snapshots in the store.", ("store",), counted.items())
     damaged = Counter((one.store,) for one in known if _damaged(one))
     yield _family(
-        "snapshots_damaged", "Snapshots that cannot be read, or that a check found damaged.",
+        "snapshots_damaged",
+        "Snapshots that cannot be read, are not trusted, or were found damaged by a check.",
         ("store",), (((one,), damaged[one,]) for one in stores if one not in silent),
     )  # fmt: skip
     labels = ("guest", "store")
@@ -283,5 +284,5 @@ def _wrong_in_store(one: SnapshotNow) -> dict[str, Trouble]:
     if not _damaged(one):
         return {}
     text = f"snapshot {one.id} of {one.guest} in {one.store}: {one.wrong or one.verified}"
-    hint = f"run vmckpt snapshot verify {one.id}, then vmckpt snapshot verify --repair"
+    hint = f"run vmckpt snapshot verify {one.id}; if damaged, vmckpt snapshot verify --repair"
     return {f"snapshot {one.store} {one.id}": Trouble(text=text, hint=hint, guest=one.guest)}

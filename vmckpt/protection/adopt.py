@@ -89,8 +89,8 @@ async def adopt(
     found = decide(guest, await agent_client.both(inventory.hosts, uuid), dead=dead)
     primary, backup = inventory.host(found.primary), inventory.host(found.backup)
     warn(
-        f"the journal has no record of {guest}'s protection; recording it as reported by"
-        f" {primary.name} and {backup.name}"
+        f"the journal has no record of {guest}'s protection; recording it as its agents"
+        f" report it, from {primary.name} to {backup.name}"
     )
     # It is unknown whether vmckpt run was to decide about failovers, so the operator decides.
     judge = Judge.LEASE if found.has_lease else Judge.PERSON

@@ -44,8 +44,12 @@ def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
     ours, theirs = case.ours, case.theirs
     if theirs.outcome == ProtectionOutcome.FAILED_OVER:
         if ours.runs:
-            return _wait(f"both {case.primary} and {case.backup} report that they are running it")
-        return FailoverDecision(do=FailoverAction.FAIL_OVER, why=f"it is running on {case.backup}")
+            return _wait(
+                f"it has failed over to {case.backup}, but is also running on {case.primary}"
+            )
+        return FailoverDecision(
+            do=FailoverAction.FAIL_OVER, why=f"it has failed over to {case.backup}"
+        )
     if ours.wants_leave:
         said = str(ours.says or "").partition(": ")[2] or ours.says or "no reason reported"
         return FailoverDecision(

@@ -234,7 +234,7 @@ def _unsuitable(disk: Mapping[str, Any], where: str) -> tuple[str, str, str] | N
     if disk["kind"] not in ("file", "block"):
         return (
             "disk-kind",
-            f"{where} has type {disk['kind']}; it is neither a file nor a block device",
+            f"{where} has type {disk['kind']}; only file and block are replicated",
             "use an image file for the disk",
         )
     if disk["format"] not in ("raw", "qcow2"):

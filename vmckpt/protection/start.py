@@ -262,7 +262,7 @@ class Beginning:
                 )
             if status.wants_leave:
                 raise VmckptError(
-                    f"{self._setting.backup.name} stopped answering before the standby was ready:"
+                    f"the standby on {self._setting.backup.name} did not become ready:"
                     f" {status.says}"
                 )
             answers = time.monotonic() if status.agent else answers

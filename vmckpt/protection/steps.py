@@ -7,7 +7,7 @@ READY = "protecting"
 
 
 class Step(StrEnum):
-    """The actions on the two hosts."""
+    """The actions on the two hosts, each with the keys of its intent in the journal."""
 
     PROTECT = "protect"
     """Agents are started on both hosts; {"session", "primary", "backup", "lease", "images"}, with

@@ -120,7 +120,7 @@ async def _wish(
     if found is None:
         raise VmckptError(
             f"the standby's agent on {known.backup.name} is too old for failover tests",
-            hint="unprotect the guest, then protect it again",
+            hint="run vmckpt unprotect GUEST, then vmckpt protect GUEST --to HOST",
         )
     return found
 

@@ -48,7 +48,8 @@ def parsed(text: str) -> tuple[int, int]:
     found = _FLEET.fullmatch(text.strip()) if len(text) <= 40 else None
     if found is None:
         raise BadInput(
-            f"{text[:40]!r} is not a fleet", hint="use a value like 24x300: 24 hosts, 300 guests"
+            f"{text[:40]!r} is not a valid fleet size",
+            hint="use a value like 24x300: 24 hosts, 300 guests",
         )
     hosts, guests = int(found[1]), int(found[2])
     if hosts > MOST_HOSTS or guests > MOST_GUESTS:

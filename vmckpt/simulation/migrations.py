@@ -116,7 +116,7 @@ class SimulatedPasses:
     def _play(self) -> None:
         asked = list(self.move.asked)
         self._enter(JobPhase.PREFLIGHT, _PREFLIGHT)
-        room = f"{show_bytes(self.move.guest.memory)} fit into the free memory there"
+        room = f"{show_bytes(self.move.guest.memory)} fits into the free memory there"
         where = self.move.target
         self.findings = (Finding(code="memory", severity=Severity.OK, where=where, text=room),)
         self._tell(Checked(findings=self.findings))

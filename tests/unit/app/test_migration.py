@@ -30,7 +30,7 @@ NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
     ("kind", "entrusted", "says"),
     [
         ("protect", True, r"\(kind: protect\) is run by vmckpt's agents on its hosts"),
-        ("snapshot", False, r"is not a migration \(kind: snapshot\); only migrations can be"),
+        ("snapshot", False, r"\(kind: snapshot\) cannot be resumed; only migrations"),
     ],
 )
 async def test_only_a_migration_is_resumed(

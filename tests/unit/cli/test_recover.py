@@ -32,7 +32,7 @@ REFUSED = Settled(truth="safe runs on two hosts", outcome=None, settle="end one"
             [recovered(replace(REFUSED, two_copies=False))],
             [ONE],
             13,
-            "p-9abc: could not be recovered",
+            "p-9abc: cannot be recovered now",
         ),
     ],
 )

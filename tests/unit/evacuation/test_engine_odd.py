@@ -39,7 +39,7 @@ def after(seconds: float) -> asyncio.Event:
 
 async def test_of_a_host_that_is_silent_from_the_first_look_on_nothing_is_claimed() -> None:
     world = hosts(vm("a"), silent={"alpha"})
-    with pytest.raises(Blocked, match="no longer answers; no guest was moved"):
+    with pytest.raises(Blocked, match="no longer answers; no move was started"):
         await run(world)
     assert not world.moves
     with pytest.raises(Cancelled):

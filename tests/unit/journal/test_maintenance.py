@@ -132,7 +132,7 @@ def test_a_dead_controller_of_a_host_is_for_recovery(place: Path | str) -> None:
 def test_without_a_journal_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(locations.VARIABLE, locations.NONE)
     assert maintenance.held() == {}
-    with pytest.raises(JournalError, match=r"recorded in the journal.*; unset VMCKPT_JOURNAL"):
+    with pytest.raises(JournalError, match=r"recorded in the journal.*; name a journal"):
         maintenance.enter("alpha", "")
 
 

@@ -121,17 +121,17 @@ def silent(seconds: float) -> dict[str, Any]:
         (case(ours=DIED, theirs=EMPTY), FailoverAction.WAIT, "not ready"),
         (case(ours=ENDED, theirs=silent(AFTER)), FailoverAction.WAIT, ""),
         (case(ours=ENDING, theirs=silent(AFTER)), FailoverAction.WAIT, ""),
-        (case(theirs=OVER), FailoverAction.FAIL_OVER, "it is running on beta"),
-        (case(ours=DIED, theirs=OVER), FailoverAction.FAIL_OVER, "it is running on beta"),
+        (case(theirs=OVER), FailoverAction.FAIL_OVER, "it has failed over to beta"),
+        (case(ours=DIED, theirs=OVER), FailoverAction.FAIL_OVER, "it has failed over to beta"),
         (
             case(ours=WELL, theirs=OVER),
             FailoverAction.WAIT,
-            "both alpha and beta report that they are running it",
+            "it has failed over to beta, but is also running on alpha",
         ),
         (
             case(ours=WANTS, theirs=OVER),
             FailoverAction.WAIT,
-            "both alpha and beta report that they are running it",
+            "it has failed over to beta, but is also running on alpha",
         ),
     ],
 )

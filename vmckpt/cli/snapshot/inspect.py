@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 BOOT = Annotated[
     bool,
-    typer.Option("--boot", help="Also boot each snapshot as a test guest."),
+    typer.Option(
+        "--boot", help="Also boot the named snapshots, or each guest's newest, as test guests."
+    ),
 ]
 ON = Annotated[
     str | None,

@@ -123,8 +123,7 @@ def _check(session: Session, disk: Disk) -> None:
     if why is not None:
         raise BadInput(
             f"{session.host}: {why}; it cannot be used for {disk.target}",
-            hint=f"run vmckpt protect {session.name} --to {session.host} again, which rechecks the"
-            " images",
+            hint=f"run vmckpt protect {session.name} --reverse again, which rechecks the images",
         )
 
 
