@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.paths import ROOT
+from vmckpt_lab.debian import image
 
 KEPT = ROOT / "build/roots"
-DEBIAN, UBUNTU = "http://deb.debian.org/debian", "http://archive.ubuntu.com/ubuntu"
+DEBIAN, UBUNTU = image.mirror(), "http://archive.ubuntu.com/ubuntu"
 KEYS = {
     DEBIAN: "/usr/share/keyrings/debian-archive-keyring.gpg",
     UBUNTU: f"{ROOT}/build/packages/trixie/usr/share/keyrings/ubuntu-archive-keyring.gpg",

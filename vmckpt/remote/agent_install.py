@@ -80,7 +80,7 @@ async def inspect_agent(
 
     `pythons`: those for which the agent can be sent, the preferred one first, in the form of
     `OURS`. Returns None if the version is installed; otherwise the host's Python for the
-    installation. Raises RemoteError if there is no suitable Python.
+    installation. Raises RemoteError if the host has none of them.
     """
     names = [f"python{python_version(tag)}" for tag in pythons]
     told = await remote.run(

@@ -342,8 +342,10 @@ async def test_another_python_there_is_one_line_that_says_what_to_do(machine: Ma
 
     assert str(caught.value) == (
         "alpha: vmckpt-agent is not installed, and this machine's agent cannot run there:"
-        f" the host has Python cpython-39-aarch64-linux-gnu, this machine has {agent_install.OURS};"
-        f" {agent_install.BY_HAND}"
+        " the host has Python cpython-39-aarch64-linux-gnu, and the agent needs Python"
+        f" {agent_install.python_version(agent_install.OURS)} for"
+        f" {agent_install.OURS.split('-', 2)[2]};"
+        f" install one of them on alpha, or {agent_install.BY_HAND}"
     )
     assert machine.installers == []
 

@@ -220,7 +220,7 @@ def test_a_controller_that_is_gone_leaves_no_card_unplugged(guest: Guest, tmp_pa
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda guest: setattr(guest, "state", "paused"), "the guest is paused"),
+        (lambda guest: setattr(guest, "state", "paused"), "run state is paused"),
         (lambda guest: guest.cards.append(guest.cards[0]), "2 network cards have the MAC"),
         (
             lambda guest: guest.cards[1].find("source").set("bridge", "br-gone"),

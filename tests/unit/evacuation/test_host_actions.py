@@ -250,7 +250,9 @@ async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
     monkeypatch.setattr(rolling_maintenance, "Emptying", Stopped)
     monkeypatch.setattr(rolling_maintenance, "_run", runs)
     host: Any = replace(HOST, name="alpha", ssh=object())  # type: ignore[arg-type]
-    known_: Any = SimpleNamespace(may_act=lambda: None, host=lambda _: host, roles=None)
+    known_: Any = SimpleNamespace(
+        may_act=lambda: None, host=lambda _: host, roles=None, read_only=True
+    )
     options = rolling_maintenance.RollingOptions(
         command="systemctl reboot", before=None, after=None, policy=None, limit=Seconds(5.0),
         healthy_in=Seconds(5.0), why="",

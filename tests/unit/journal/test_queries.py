@@ -55,7 +55,7 @@ def test_nothing_is_written(place: Path | str, change: Callable[[Journal], objec
 def test_where_there_is_none_that_is_told_and_none_is_made(tmp_path: Path) -> None:
     path = tmp_path / "state" / "journal.db"
 
-    with pytest.raises(JournalError, match=f"^journal {path} does not exist; set VMCKPT_STATE"):
+    with pytest.raises(JournalError, match=f"^journal {path} does not exist; name another file"):
         Journal(path, read_only=True)
     assert not path.parent.exists()
 

@@ -17,7 +17,7 @@ from vmckpt.cli import app
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("vagrant/*.md")])
 _PROGRAMS = (
     "./", ".venv/", "vmckpt", "vagrant", "sudo", "python3", "apt-get", "ln", "cd", "export", "for",
-    "(umask", "echo", "nbdcopy", "qemu-img", "journalctl",
+    "(umask", "echo", "ansible-galaxy", "nbdcopy", "qemu-img", "journalctl",
 )  # fmt: skip
 _TYPED_LINE = re.compile(r" |$|#|" + "|".join(map(re.escape, _PROGRAMS)))
 """Commands, their further lines, and comments."""
