@@ -122,7 +122,10 @@ def _name(text: str) -> str:
 def _store_name(text: str) -> str:
     # Directories on the hosts are named after the store.
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}", text):
-        raise ValueError(f"{text!r} is not a valid store name; use letters, digits, - and _")
+        raise ValueError(
+            f"{text!r} is not a valid store name; use at most 64 letters, digits, dots, - and _,"
+            " and do not begin with a dot"
+        )
     return text
 
 

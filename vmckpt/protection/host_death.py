@@ -1,4 +1,4 @@
-"""Decide what proves that a guest's host is dead before the standby may run. Pure.
+"""Decide whether a guest's standby may run, usually because its host is proven dead. Pure.
 
 Silence proves nothing: the network to the host may be down while the guest still runs there.
 """

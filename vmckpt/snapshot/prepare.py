@@ -85,7 +85,7 @@ async def readiness(host: Host, name: str, caller: Caller, *, live: bool = False
 
 
 async def make_ready(host: Host, name: str, caller: Caller, *, live: bool = False) -> Readiness:
-    """Add what a guest's stored definition lacks.
+    """Add to a guest's stored definition what snapshots and protections require.
 
     `live`: also replace network cards of the running guest whose output cannot be buffered; without
     it, a running guest is not affected. Raises BadInput, GuestLocked, HypervisorError,

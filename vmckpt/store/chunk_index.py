@@ -32,7 +32,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PackInfo:
-    """A pack of a run."""
+    """A pack whose chunks are listed in a run, a sorted part of the index."""
 
     id: str
     generation: int

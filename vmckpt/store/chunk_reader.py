@@ -19,7 +19,7 @@ CACHE = Bytes(64 << 20)
 _PIECE = 4 << 20
 """Maximum total size, in bytes, of the chunks that one read takes from a pack."""
 _TAKEN = 64
-"""Number of expected chunks among which adjacent chunks are searched for at a time."""
+"""Maximum number of expected chunks that are searched for adjacent chunks at a time."""
 _GAP = 64 << 10
 """Largest gap, in bytes, between two chunks that are read in one piece."""
 

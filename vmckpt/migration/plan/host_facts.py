@@ -222,7 +222,7 @@ async def _peer_login(source: Remote, target: Host) -> str | None:
 
 
 def _no_host(target: Host) -> str | None:
-    """Return why other hosts cannot use the target's address; None if they can."""
+    """Return why other hosts cannot use the target's address; None if it has a host name."""
     if urlsplit(target.uri_for_peers).hostname:
         return None
     return f"{target.uri_for_peers} has no host name; set peer_uri of {target.name}"
