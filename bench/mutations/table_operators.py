@@ -77,7 +77,7 @@ _OPERATORS = (
         old="        if user.root:",
         new='        if user.name == "root":',
         suite=_ROLES,
-        breaks="A name decides who is root, and not the user ID.",
+        breaks="The name of a user, and not its ID, decides whether the user is root.",
     ),
     Mutation(
         name="sudo-gives-every-role", area=Area.ROLES, file="vmckpt/util/acting_user.py",

@@ -12,15 +12,12 @@ from tests.support.paths import ROOT
 from vmckpt_lab.debian import image
 
 KEPT = ROOT / "build/roots"
-DEBIAN, UBUNTU = image.mirror(), "http://archive.ubuntu.com/ubuntu"
-KEYS = {
-    DEBIAN: "/usr/share/keyrings/debian-archive-keyring.gpg",
-    UBUNTU: f"{ROOT}/build/packages/trixie/usr/share/keyrings/ubuntu-archive-keyring.gpg",
-}
-SUITES = {"bookworm": DEBIAN, "trixie": DEBIAN, "noble": UBUNTU, "resolute": UBUNTU}
+UBUNTU = "http://archive.ubuntu.com/ubuntu"
+SUITES = ("bookworm", "trixie", "noble", "resolute")
 """Debian 12 and 13, Ubuntu 24.04 and 26.04."""
-SCRIPTS = {DEBIAN: "sid", UBUNTU: "gutsy"}
-"""debootstrap's scripts for all releases of a distribution, since it may not know the newest."""
+OF_UBUNTU = ("noble", "resolute")
+DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+UBUNTU_KEYS = f"{ROOT}/build/packages/trixie/usr/share/keyrings/ubuntu-archive-keyring.gpg"
 IN_ROOT = """\
 mount -t proc proc "$0/proc" && mount -t tmpfs tmpfs "$0/dev/shm" &&
 exec chroot "$0" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
@@ -64,18 +61,21 @@ def archive(suite: str) -> Path:
         return kept
     KEPT.mkdir(parents=True, exist_ok=True)
     new = KEPT / f"{suite}.{os.getpid()}"
-    origin = SUITES[suite]
+    ubuntu = suite in OF_UBUNTU
+    origin = UBUNTU if ubuntu else image.mirror()
+    # The script for all releases of a distribution, since debootstrap may not know the newest.
+    keys, script = (UBUNTU_KEYS, "gutsy") if ubuntu else (DEBIAN_KEYS, "sid")
     try:
         done = subprocess.run(
-            ["debootstrap", "--variant=minbase", f"--keyring={KEYS[origin]}",
-             "--include=python3,ca-certificates", suite, str(new), origin, SCRIPTS[origin]],
+            ["debootstrap", "--variant=minbase", f"--keyring={keys}",
+             "--include=python3,ca-certificates", suite, str(new), origin, script],
             capture_output=True, text=True, check=False, timeout=900,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         # Packages must not start services in a root file system.
         (new / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
         (new / "usr/sbin/policy-rc.d").chmod(0o755)
-        if origin == UBUNTU:
+        if ubuntu:
             components = f"deb {UBUNTU} {suite} main universe\n"
             (new / "etc/apt/sources.list").write_text(components)
             Root(new).good("apt-get", "-q", "update")

@@ -24,6 +24,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state directory for tests that do not choose their own."""
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(autouse=True)
+def no_state_of_this_machine(state_of_tests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep tests away from the journal and the keys of this machine."""
+    monkeypatch.setenv("VMCKPT_STATE", str(state_of_tests))
+
+
+@pytest.fixture(scope="session")
 def postgresql() -> Iterator[postgres.Server]:
     """A server for all tests; started when the first of them needs it."""
     server = postgres.Server()

@@ -56,7 +56,7 @@ exec "${0%/*}/python3" -m vmckpt.agent.main "$@"
 _SITE = "site"
 _WHEN = 315532800  # 1980, a fixed time, so that each build gives the same archive
 _KEPT = "agents"
-_MARK = "vmckpt.pth"
+MARK = "vmckpt.pth"
 """The file by which a package of several Pythons adds its common directory; see scripts/vendor."""
 _COMPILED = 16 << 20
 _BLOCK = 4096
@@ -115,7 +115,7 @@ def pythons() -> tuple[str, ...]:
 
     Each is a version and a processor in the form of `OURS`.
     """
-    marks = Path(sys.prefix, "lib").glob(f"python3.*/site-packages/{_MARK}")
+    marks = Path(sys.prefix, "lib").glob(f"python3.*/site-packages/{MARK}")
     minors = sorted((int(mark.parts[-3].removeprefix("python3.")) for mark in marks), reverse=True)
     tags = [OURS.replace(f"-3{sys.version_info[1]}-", f"-3{minor}-") for minor in minors]
     return tuple(dict.fromkeys((OURS, *tags)))
@@ -154,7 +154,7 @@ def _files(find: Callable[[str], metadata.Distribution]) -> Iterator[tuple[str, 
             for top in (found.read_text("top_level.txt") or name).split():
                 yield from _of_module(top)
         for file in found.files or ():
-            if _is_needed(PurePosixPath(file)):
+            if is_needed(PurePosixPath(file)):
                 yield f"{_SITE}/{file}", Path(str(file.locate()))
 
 
@@ -168,11 +168,12 @@ def _of_module(name: str) -> Iterator[tuple[str, Path]]:
 
 def _below(folder: Path, root: Path) -> Iterator[tuple[str, Path]]:
     for path in folder.rglob("*"):
-        if path.is_file() and _is_needed(inside := PurePosixPath(path.relative_to(root))):
+        if path.is_file() and is_needed(inside := PurePosixPath(path.relative_to(root))):
             yield f"{_SITE}/{inside}", path
 
 
-def _is_needed(file: PurePosixPath) -> bool:
+def is_needed(file: PurePosixPath) -> bool:
+    """Return whether vmckpt needs a file of a distribution. `file`: path in site-packages."""
     parts = file.parts
     if parts[0] == ".." or _NEVER & set(parts) or file.suffix in _COMPILERS:
         return False

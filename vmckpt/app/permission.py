@@ -13,6 +13,7 @@ from vmckpt.journal import jobs, location
 from vmckpt.journal.audit_chain import What
 from vmckpt.model.roles import NEEDS, NO_JOB, Role
 from vmckpt.util import acting_user
+from vmckpt.util.unicode_text import encodable
 
 log = logging.getLogger("vmckpt.audit")
 
@@ -100,15 +101,10 @@ def _record(
     try:
         with jobs.open_journal() as journal:
             journal.audit_command(
-                what, _text(command), guest=guest and _text(guest), outcome=outcome
+                what, encodable(command), guest=guest and encodable(guest), outcome=outcome
             )
     except JournalError as exc:
         return exc.message
     except ReadOnly:
         return "read-only mode"
     return None
-
-
-def _text(argument: str) -> str:
-    """Return a text that every database can store. Arguments may contain bytes of any encoding."""
-    return argument.encode("utf-8", "replace").decode()

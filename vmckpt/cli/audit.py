@@ -108,9 +108,9 @@ def verify(
     """Verify the hash chain of the audit trail.
 
     If an entry was edited, removed or inserted, the command names the first such entry and exits
-    with 28. A user that can write to the
-    journal can also compute a new chain. Only --head detects that: give it the VMCKPT_AUDIT_HEAD of
-    an entry in systemd's journal, preferably of a log server.
+    with 28. A user that can write to the journal can also compute a new chain. Only --head detects
+    that: give it the VMCKPT_AUDIT_HEAD of an entry in systemd's journal, preferably of a log
+    server.
 
     Examples:
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from vmckpt.journal.audit_chain import Actor
 from vmckpt.journal.records import ControllerIdentity
 from vmckpt.util import acting_user
+from vmckpt.util.unicode_text import encodable
 
 _GONE = ("Z", "X", "x")
 """States of a terminated process, including a zombie, for which the parent has not waited yet."""
@@ -37,15 +38,10 @@ def actor() -> Actor:
     return Actor(
         uid=uid,
         user=_user_name(uid),
-        sudo_user=None if uid or acting.root else _text(acting.name),
-        command=_text(_Program.command or Path(sys.argv[0]).name) or "python",
+        sudo_user=None if uid or acting.root else encodable(acting.name),
+        command=encodable(_Program.command or Path(sys.argv[0]).name) or "python",
         host=socket.gethostname(),
     )
-
-
-def _text(value: str) -> str:
-    """Return a text that every database can store."""
-    return value.encode("utf-8", "replace").decode()
 
 
 def asked_by() -> str:
@@ -55,6 +51,7 @@ def asked_by() -> str:
 
 
 @cache
+@cache  # each write to the journal needs it, and a directory service may take long
 def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name

@@ -12,7 +12,8 @@ class Role(StrEnum):
     VIEW = "view"
     """Commands that change nothing."""
     MOVE = "move"
-    """Commands after which every guest still runs, and no snapshot is lost."""
+    """Commands that lose neither the state of a guest nor a snapshot. An evacuation shuts down or
+    suspends guests whose policies say so."""
     DESTROY = "destroy"
     """Commands that can lose the state of a guest or a snapshot, or run programs as root."""
 

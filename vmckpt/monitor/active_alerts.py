@@ -16,6 +16,7 @@ from vmckpt.model.migration import Outcome
 from vmckpt.monitor import alerts
 from vmckpt.monitor.alerts import Lasting, Page, State
 from vmckpt.units import Seconds
+from vmckpt.util.unicode_text import encodable
 
 LIFETIME = Seconds(86400.0)
 """How long the alert for an event, such as a failed job, stays active if no later event ends it."""
@@ -71,16 +72,9 @@ def of_page(page: Page) -> ActiveAlert:
         "alertname": name, "severity": severity, "service": "vmckpt", "key": page.key,
         "guest": page.trouble.guest, "host": page.trouble.host,
     }  # fmt: skip
-    labels = tuple((label, _text(value)) for label, value in found.items() if value)
+    # Alertmanager refuses all alerts of a request that contains an invalid label.
+    labels = tuple((label, encodable(value)) for label, value in found.items() if value)
     return ActiveAlert(labels=labels, page=page)
-
-
-def _text(value: str) -> str:
-    """Return a text that can be encoded as UTF-8, with "?" for other characters.
-
-    Alertmanager refuses all alerts of a request that contains an invalid label.
-    """
-    return value.encode("utf-8", "replace").decode()
 
 
 def current(lasting: Mapping[str, Lasting], events: Events) -> Collection[ActiveAlert]:

@@ -139,7 +139,7 @@ def packaged(prefix: Path, minor: int, distributions: tuple[str, ...]) -> None:
         (info / "RECORD").write_text(f"{name}/main.py,,\n")
         (site / name).mkdir()
         (site / name / "main.py").write_text(f"# {minor}\n")
-    (site / bundle._MARK).write_text("../../../any\n")
+    (site / bundle.MARK).write_text("../../../any\n")
 
 
 def test_there_is_a_bundle_for_each_python_of_the_package(

@@ -1,4 +1,4 @@
-"""Who may do what with an inventory that has roles; and that refusals are in the audit trail."""
+"""What users may do with an inventory that has roles, and the audit trail of refusals."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -20,6 +20,7 @@ class FakeSeat:
     """Answers for the agent as libvirt would hand it on."""
 
     host = "alpha"
+    state = "running"
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers, self.asked = answers, list[tuple[str, int]]()
@@ -29,6 +30,9 @@ class FakeSeat:
     ) -> T:
         assert not changes
         return call(self)  # type: ignore[arg-type]
+
+    def run_state(self) -> str:
+        return self.state
 
     def command(self, text: str, limit: int) -> str:
         name = json.loads(text)["execute"]
@@ -151,6 +155,5 @@ def test_whether_an_agent_answers_is_known_only_of_a_running_guest(
     expected: bool,
 ) -> None:  # fmt: skip
     _, seat = asks(guest_ping=ping)
-    monitor = cast("QmpMonitor", seat)
-    seat.run_state = lambda: state  # type: ignore[attr-defined]
-    assert answers(monitor, definition) is expected
+    seat.state = state
+    assert answers(cast("QmpMonitor", seat), definition) is expected

@@ -39,7 +39,7 @@ Edit = Callable[..., None]
 
 @pytest.fixture
 def edit(place: Path | str) -> Iterator[Edit]:
-    """Runs SQL in the journal, as somebody with write access can."""
+    """Runs SQL in the journal, as any user with write access can."""
     if isinstance(place, Path):
         engine: Engine = create_engine(f"sqlite:///{place}")
     else:
