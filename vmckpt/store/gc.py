@@ -181,7 +181,7 @@ def named_by(store: Store, references: References) -> Iterable[tuple[str, Names]
         except (StoreDamaged, StoreNewer) as exc:
             raise type(exc)(
                 f"{store.backend.where}: snapshots/{one.id}: {exc.message}",
-                hint=exc.hint or "nothing was removed; run vmckpt snapshot verify for details",
+                hint=exc.hint,
             ) from exc
 
 

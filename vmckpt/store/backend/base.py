@@ -21,6 +21,19 @@ class Stored:
     """Unix time by the store's clock. Compare this time only with times from the same store."""
 
 
+def full_hint(key: str) -> str:
+    """Return how to make space for an object in a full store.
+
+    A store that has no space even for a lock cannot delete anything either.
+    """
+    if key.startswith("locks/"):
+        return "free some space there: vmckpt can delete nothing from the store without a lock"
+    return (
+        "free some space, or delete snapshots with vmckpt snapshot delete SNAPSHOT, then run"
+        " vmckpt snapshot gc --grace 0s, twice, while no restore is running"
+    )
+
+
 class Backend(Protocol):
     """Objects by key. Safe to use from several threads. Every call may raise StoreError."""
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
-from vmckpt.store.backend.base import Data, Stored, checked, is_key
+from vmckpt.store.backend.base import Data, Stored, checked, full_hint, is_key
 from vmckpt.store.fault_injection import fault
 from vmckpt.units import Seconds
 from vmckpt.util.atomic_file import sync_folder
@@ -203,7 +203,7 @@ class LocalFolder:
             if code in _FULL:
                 raise StoreFull(
                     f"{self.where}: cannot write {key}: {_FULL[code]}",
-                    hint="free some space, or run vmckpt snapshot prune and vmckpt snapshot gc",
+                    hint=full_hint(key),
                 ) from exc
             if code in _REFUSED:
                 raise StoreError(

@@ -20,7 +20,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 )
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
-from vmckpt.store.backend.base import Data, Stored, checked, is_key
+from vmckpt.store.backend.base import Data, Stored, checked, full_hint, is_key
 from vmckpt.units import Seconds
 
 _PART = 32 << 20
@@ -242,7 +242,7 @@ class S3:
         if code in _FULL:
             return StoreFull(
                 f"{place}: no space left ({code})",
-                hint="free some space, or run vmckpt snapshot prune and vmckpt snapshot gc",
+                hint=full_hint(what),
             )
         if code in _REFUSED:
             return StoreError(

@@ -3,14 +3,17 @@
 import json
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.make_store_v1 import BOB, secret
 from tests.support.following import take
+from tests.support.mounts import mounted
 from tests.support.stocking import ALICE_KEY, Stock, flip, id_of, stocked
-from vmckpt.errors import KeyRefused
+from vmckpt.errors import KeyRefused, StoreError
+from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.keys.identity import public_of
 from vmckpt.store.keys.key_files import KeyKind, key_text
 from vmckpt.store.keys.keyring import OwnKey
@@ -313,3 +316,70 @@ def test_two_snapshots_with_one_id_are_told_apart_by_verify(harmed: Stock) -> No
     assert code == 2
     for store in ("near", "far"):
         assert harmed(*verify.words[2:], "--store", store)[0] == 0
+
+
+def test_a_full_store_has_room_after_the_commands_that_it_names(stock: Stock) -> None:
+    stock.put("one", list(range(400)))
+    stock.put("two", list(range(1000, 1400)))
+    shutil.rmtree(stock.folder / "far")
+    with mounted(stock.folder / "far", "tmpfs", "size=3m", None):
+        assert stock("init", "--store", "far")[0] == 0
+        assert stock("copy", "one", "--to", "far")[0] == 0
+        code, _, wrong = stock("copy", "two", "--to", "far")
+        assert code == 44
+        delete, collect = take(wrong, SNAPSHOT="one")
+        assert "--grace 0s, twice" in wrong
+        assert stock(*delete.words[2:], "--store", "far", "--yes")[0] == 0
+        for _ in range(2):
+            assert stock(*collect.words[2:], "--store", "far")[0] == 0
+        assert stock("copy", "two", "--to", "far")[0] == 0
+
+
+def test_a_store_without_room_for_a_lock_does_not_ask_for_a_collection(stock: Stock) -> None:
+    """The collection would need a lock, too."""
+    shutil.rmtree(stock.folder / "far")
+    with mounted(stock.folder / "far", "tmpfs", "size=1m", None):
+        assert stock("init", "--store", "far")[0] == 0
+        with suppress(OSError), (stock.folder / "far" / "other").open("wb", buffering=0) as other:
+            while True:
+                other.write(bytes(4096))
+        code, _, wrong = stock("gc", "--store", "far")
+        assert (code, "run vmckpt" in wrong, "free some space" in wrong) == (44, False, True)
+
+
+def test_a_damaged_chunk_is_named_with_its_snapshots_by_verify(stock: Stock) -> None:
+    stock.put("one", list(range(40)))
+    flip(stock.packs()[0], 5000)
+    code, _, wrong = stock("open", "one", "--core", "core")
+    assert code == 41
+    (verify,) = take(wrong)
+    code, told, _ = stock(*verify.words[2:])
+    assert (code, f"needed by {id_of('one')}" in told) == (41, True), told
+
+
+def test_a_snapshot_of_an_unknown_writer_is_opened_once_the_writer_is_trusted(
+    stock: Stock,
+) -> None:
+    stock.put("one", [1], signer=STRANGER)
+    code, _, wrong = stock("open", "one", "--core", "core")
+    assert code == 43
+    follow(stock, wrong, NAME="other")
+    assert stock("open", "one", "--core", "core")[0] == 0
+
+
+def test_a_store_that_did_not_answer_is_verified_once_it_does(
+    stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock.put("one", [1])
+    get = LocalFolder.get
+
+    def fails(self: LocalFolder, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if key.startswith("packs/"):
+            raise StoreError(f"{self.where}: {key}: Input/output error")
+        return get(self, key, offset, length)
+
+    with monkeypatch.context() as while_broken:
+        while_broken.setattr(LocalFolder, "get", fails)
+        code, told, wrong = stock("verify")
+    assert code == 40, told
+    follow(stock, wrong)
