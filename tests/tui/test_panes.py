@@ -3,13 +3,21 @@
 import dataclasses
 import json
 import random
+from pathlib import Path
 
+import pytest
 from textual.widgets import Input, Static
 
 from tests.support.dashboards import at_row, dashboard, seen, until
+from tests.support.following import take
 from tests.tui import still
 from tests.tui.still import ENDED, Still, guest
+from vmckpt import inventory
+from vmckpt.app import policies
+from vmckpt.cli import app as cli
+from vmckpt.errors import PolicyError
 from vmckpt.model.events import Said
+from vmckpt_tui.app import Dashboard, Setting
 from vmckpt_tui.screens.confirm import Order
 from vmckpt_tui.widgets.data_grid import Grid
 
@@ -118,3 +126,24 @@ async def test_a_mark_is_only_taken_where_marks_count() -> None:
         assert isinstance(app.screen, Order)
         assert app.screen._scene.host is not None
         assert app.screen._scene.host.name == "alpha"
+
+
+async def test_policies_that_cannot_be_read_are_explained_by_the_command_that_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts.yaml").write_text("hosts: {alpha: {uri: 'test:///default'}}\n")
+    monkeypatch.setenv("VMCKPT_INVENTORY", str(tmp_path / "hosts.yaml"))
+    monkeypatch.setenv("VMCKPT_POLICIES", str(tmp_path / "policies"))
+    with pytest.raises(PolicyError) as caught:
+        policies.survey_policies(inventory.load(tmp_path / "hosts.yaml"))
+    source = Still()
+    app = Dashboard(Setting(source=source, commands=source, wrong_policies=str(caught.value)))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause()
+        await pilot.press("5")
+        await until(pilot, "no policy can be read")
+        (listing,) = take(next(line for line in seen(app).splitlines() if "no policy" in line))
+    assert cli.run(list(listing.words[1:])) != 0
+    assert f"{tmp_path}/policies: no such directory" in capsys.readouterr().err
+    (tmp_path / "policies").mkdir()
+    assert cli.run(list(listing.words[1:])) == 0

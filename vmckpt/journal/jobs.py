@@ -402,17 +402,19 @@ def unattended(
     which = f"its controller, process {controller.pid} on {controller.host},"
     if not controller.pid:  # the controller recorded that it gave up control
         which, gone = f"its controller on {controller.host}", "has given up control"
-    command = _by_hand(operation.guest, kind, arguments)
+    command = _by_hand(operation.guest, kind, arguments) if operation.kind == MIGRATE else None
     by_hand = f"on {operation.source or 'the source'}, run {command}"
     return OrphanedJobs(
         f"{operation.id} is orphaned: {which} {gone}; nothing was done",
-        # Only migrations have an equivalent virsh command.
-        hint=by_hand if operation.kind == MIGRATE else "run vmckpt recover",
+        hint="run vmckpt recover" if command is None else by_hand,
     )
 
 
-def _by_hand(guest: str, kind: RequestKind, arguments: Mapping[str, Any]) -> str:
-    """Return the virsh command that has the same effect as the request."""
+def _by_hand(guest: str, kind: RequestKind, arguments: Mapping[str, Any]) -> str | None:
+    """Return the virsh command that has the same effect on a migration as the request.
+
+    None: there is no such command.
+    """
     match kind:
         case RequestKind.BANDWIDTH:
             rate = arguments.get("bytes_per_second")
@@ -427,4 +429,4 @@ def _by_hand(guest: str, kind: RequestKind, arguments: Mapping[str, Any]) -> str
         case RequestKind.PAUSE:
             return f"virsh suspend {guest}"
         case RequestKind.GO_ON:
-            return f"virsh resume {guest}"
+            return None  # only jobs on all guests of a host can be paused, and so be continued

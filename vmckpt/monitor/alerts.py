@@ -79,7 +79,7 @@ def of_happening(one: Happening) -> Page | None:
     error = f": {one.values['error']}" if one.values.get("error") else ""
     text = f"{operation.kind} of {operation.guest} ended: {outcome}{error}"
     sure = outcome not in UNSURE
-    hint = "run " + (f"vmckpt job {operation.id}" if sure else "vmckpt recover")
+    hint = f"run vmckpt job {operation.id}" if sure else "run vmckpt recover"
     return _page(one, text, hint)
 
 
@@ -87,7 +87,7 @@ def of_work(one: Happening) -> Page:
     """Return the alert for scheduled work that fails repeatedly."""
     values, job = one.values, one.operation.id
     text = f"{values['work']} has failed {values['times']} times: {values['why']}"
-    trouble = Trouble(text=text, hint="run " + f"vmckpt job {job}", job=job, guest=values["guest"])
+    trouble = Trouble(text=text, hint=f"run vmckpt job {job}", job=job, guest=values["guest"])
     return Page(key=f"work {values['key']}", state=State.ONCE, at=one.at, trouble=trouble)
 
 

@@ -284,5 +284,9 @@ def _wrong_in_store(one: SnapshotNow) -> dict[str, Trouble]:
     if not _damaged(one):
         return {}
     text = f"snapshot {one.id} of {one.guest} in {one.store}: {one.wrong or one.verified}"
-    hint = f"run vmckpt snapshot verify {one.id}; if damaged, vmckpt snapshot verify --repair"
+    at = f"--store {one.store}"
+    hint = (
+        f"run vmckpt snapshot verify {one.id} {at}; if damaged, run vmckpt snapshot verify {at}"
+        " --repair --from STORE"
+    )
     return {f"snapshot {one.store} {one.id}": Trouble(text=text, hint=hint, guest=one.guest)}

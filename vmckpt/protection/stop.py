@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any
 
 from vmckpt.errors import (
@@ -46,7 +47,8 @@ async def fence_host(host: Host, recorder: Recorder, caller: Caller) -> Fenced:
     """
     agents = "" if host.fence is None else host.fence.in_words
     for path in () if host.fence is None else fence_agent.too_open(host.fence):
-        caller.warn(f"{path}: other users can read the password in it; run chmod 600 {path}")
+        where = quote(str(path))
+        caller.warn(f"{path}: other users can read the password in it; run chmod 600 {where}")
     intent = {"host": host.name, "agent": agents, "action": "off"}
     step = await asyncio.to_thread(recorder.intend, Step.FENCE, intent)
     caller.warn(f"fencing {host.name}: powering it and all its guests off with {agents}")

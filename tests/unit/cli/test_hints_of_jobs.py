@@ -2,15 +2,25 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support import postgres
 from tests.support.following import take
 from tests.support.recorded_jobs import WEB1
+from tests.support.recording import until
+from vmckpt import recovery
 from vmckpt.cli import app
+from vmckpt.journal import controller_identity, jobs
+from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.store import Journal
+from vmckpt.model.migration import Outcome
+from vmckpt.model.recovery import Settled
+from vmckpt.units import Seconds
 
 
 class Run:
@@ -104,3 +114,77 @@ def test_a_guest_that_is_not_there_is_not_among_the_guests(run: Run) -> None:
 
 def test_a_guest_that_is_not_protected_is_not_in_the_status(run: Run) -> None:
     assert "test" not in run.follow(run.wrong("unprotect", "test"))
+
+
+def test_a_request_without_an_answer_is_found_in_the_job(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(jobs.control.__kwdefaults__ or {}, "patience", Seconds(0.3))
+    with Journal() as journal:
+        id_ = journal.begin(WEB1)
+        taker = threading.Timer(0.1, lambda: journal.take_requests(id_))
+        taker.start()
+        wrong = run.wrong("cancel", id_)
+        taker.join()
+        assert re.search(r"cancel.*not answered|cancel.*unknown|cancel", run.follow(wrong))
+
+
+def test_a_job_with_a_live_controller_is_followed_to_its_end(run: Run) -> None:
+    with Journal() as journal:
+        id_ = journal.begin(WEB1)
+        wrong = run.wrong("recover", "--forget", id_)
+        end = threading.Timer(0.3, lambda: journal.finish(id_, "completed", {}))
+        end.start()
+        assert "completed" in run.follow(wrong)
+        end.join()
+
+
+def test_a_job_of_a_newer_version_is_recovered_by_that_version(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def settled(case: OrphanedJob, _: object) -> Settled:
+        return case.ended(Settled(truth="all is well", outcome=Outcome.COMPLETED))
+
+    with Journal() as journal:
+        gone = replace(controller_identity.this_process(), started=1)
+        id_ = journal.begin(replace(WEB1, kind="teleport"), controller=gone)
+    code, told = run("recover")
+    assert (code, id_ in told) == (13, True), told
+    monkeypatch.setattr(recovery, "HANDLERS", {**recovery.HANDLERS, "teleport": settled})
+    assert "all is well" in run.follow(told)
+
+
+def test_a_record_whose_commit_was_lost_is_looked_for_among_the_jobs(
+    run: Run, postgresql: postgres.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends the connection of a commit, which a trigger delays."""
+    place = postgresql.place()
+    schema = place.rpartition("%3D")[2]
+    monkeypatch.setenv("VMCKPT_JOURNAL", place)
+    assert run("jobs")[0] == 0  # makes the tables
+    slow = (
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_sleep(60); RETURN NULL; END'",
+        "CREATE CONSTRAINT TRIGGER slowly AFTER INSERT ON operations INITIALLY DEFERRED FOR EACH"
+        " ROW EXECUTE FUNCTION slow()",
+    )  # fmt: skip
+    for one in slow:
+        postgresql.sql(one, schema)
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    killer = threading.Thread(target=lambda: until(lambda: postgresql.sql(kill) == "t", 60.0))
+    killer.start()
+    wrong = run.wrong("maintenance", "enter", "alpha")
+    killer.join()
+    assert "no running jobs found" in run.follow(wrong)  # so it was not recorded
+    postgresql.sql("DROP TRIGGER slowly ON operations", schema)
+    assert run("maintenance", "enter", "alpha")[0] == 0
+
+
+def test_a_host_that_does_not_answer_is_examined(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text(
+        "hosts: {alpha: {uri: 'test:///default'}, beta: {uri: 'qemu+tcp://127.0.0.1:1/system'}}\n"
+    )
+    told = run("guests")[1]
+    (doctor,) = take(next(line for line in told.splitlines() if "doctor" in line))
+    code, told = run(*doctor.words[1:])
+    assert (code != 0, "Connection refused" in told) == (True, True), told

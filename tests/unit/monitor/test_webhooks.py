@@ -1,6 +1,7 @@
 """Alerts as a webhook receives them, and the secrets of receivers."""
 
 import os
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.alert_receivers import Receiver, page, serving
+from tests.support.following import take
 from vmckpt.errors import BadInput
 from vmckpt.model.webhook import Webhook
 from vmckpt.monitor.delivery import Poster
@@ -91,3 +93,14 @@ def test_what_is_no_file_or_no_text_is_refused(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(BadInput, match=told):
             read_private(path, "URLs")
+
+
+def test_a_file_that_others_can_access_is_read_after_the_commands(tmp_path: Path) -> None:
+    file = tmp_path / "secret of receivers"
+    file.write_text("s3cret\n")
+    file.chmod(0o644)
+    with pytest.raises(BadInput) as caught:
+        read_private(file, "URLs")
+    for command in take(str(caught.value)):
+        subprocess.run(command.words, check=True)
+    assert read_private(file, "URLs") == "s3cret\n"

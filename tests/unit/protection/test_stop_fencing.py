@@ -1,6 +1,7 @@
 """Fencing as a protection does it: with a journal that says so, and knows no secret."""
 
 import asyncio
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.fence_agents import SECRET, FakeAgent, host
+from tests.support.following import take
 from vmckpt.cli.app import app
 from vmckpt.doctor import gather
 from vmckpt.doctor.checks import DeviceSeen
@@ -101,6 +103,21 @@ async def test_no_secret_is_written_down(scene: Scene, tmp_path: Path, mode: str
     for secret in (b"correct-horse", SECRET.split()[0].encode(), b"so=on", b"10.9.0.11"):
         assert secret not in told
         assert secret not in kept
+
+
+async def test_a_password_that_others_can_read_is_closed_by_the_command(
+    scene: Scene, tmp_path: Path
+) -> None:
+    file = tmp_path / "password of alpha"
+    file.write_text("correct-horse\n")
+    file.chmod(0o644)
+    fenced = scene.agent.host(password_file=file)
+    await stop.fence_host(fenced, scene.recorder, scene.caller)
+    (command,) = take(scene.warned[0])
+    subprocess.run(command.words, check=True)
+    scene.warned.clear()
+    await stop.fence_host(fenced, scene.recorder, scene.caller)
+    assert not any("other users" in line for line in scene.warned), scene.warned
 
 
 async def test_a_journal_that_was_lost_to_another_keeps_the_host_on(

@@ -1,5 +1,6 @@
 """The hints of `vmckpt snapshot` are commands that help: each is taken from the message and run."""
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -12,7 +13,10 @@ from tests.fixtures.make_store_v1 import BOB, secret
 from tests.support.following import take
 from tests.support.mounts import mounted
 from tests.support.stocking import ALICE_KEY, Stock, flip, id_of, stocked
+from vmckpt import inventory
+from vmckpt.app.dashboard_source import Live
 from vmckpt.errors import KeyRefused, StoreError
+from vmckpt.monitor.health import HealthSnapshot, troubles
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.keys.identity import public_of
 from vmckpt.store.keys.key_files import KeyKind, key_text
@@ -383,3 +387,15 @@ def test_a_store_that_did_not_answer_is_verified_once_it_does(
         code, told, wrong = stock("verify")
     assert code == 40, told
     follow(stock, wrong)
+
+
+def test_an_alert_names_the_store_of_a_damaged_snapshot(harmed: Stock) -> None:
+    harmed.packs("far")[0].unlink()
+    assert harmed("verify", "--store", "far")[0] == 41  # and notes what it found
+    known = inventory.load(harmed.folder / "hosts.yaml")
+    seen = HealthSnapshot(snapshots=asyncio.run(Live(known).snapshots()))
+    (alert,) = troubles(seen).values()
+    verify, repair = take(alert.hint, STORE="near")
+    assert harmed(*verify.words[2:])[0] == 41
+    assert harmed(*repair.words[2:])[0] == 0
+    assert harmed(*verify.words[2:])[0] == 0
