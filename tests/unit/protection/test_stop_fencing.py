@@ -1,7 +1,6 @@
 """Fencing as a protection does it: with a journal that says so, and knows no secret."""
 
 import asyncio
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +113,7 @@ async def test_a_password_that_others_can_read_is_closed_by_the_command(
     fenced = scene.agent.host(password_file=file)
     await stop.fence_host(fenced, scene.recorder, scene.caller)
     (command,) = take(scene.warned[0])
-    subprocess.run(command.words, check=True)
+    assert await (await asyncio.create_subprocess_exec(*command.words)).wait() == 0
     scene.warned.clear()
     await stop.fence_host(fenced, scene.recorder, scene.caller)
     assert not any("other users" in line for line in scene.warned), scene.warned
