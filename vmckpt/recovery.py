@@ -94,7 +94,7 @@ class Recovered:
         one = self.settled
         more = one.settle
         if one.goes_on:
-            more = one.settle or "vmckpt recover monitors it until it ends"
+            more = one.settle or "run vmckpt recover to monitor it until it ends"
         elif one.outcome is not None:
             return f"{one.truth}; done: {'; '.join(one.did)}" if one.did else one.truth
         return f"{one.truth}: {more}" if more else one.truth

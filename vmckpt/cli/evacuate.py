@@ -102,10 +102,12 @@ def show_plan(plan: "Plan", console: Console) -> None:
     if plan.going:
         _moves(plan, console)
     for tenant in plan.shut_down:
-        console.print(f"{tenant.name}: will be shut down; vmckpt repopulate {host} starts it again")
+        console.print(
+            f"{tenant.name}: will be shut down; to start it again, run vmckpt repopulate {host}"
+        )
     for tenant in plan.suspended:
         console.print(
-            f"{tenant.name}: will be suspended to disk; vmckpt repopulate {host} resumes it"
+            f"{tenant.name}: will be suspended to disk; to resume it, run vmckpt repopulate {host}"
         )
     for tenant in plan.starts:
         console.print(
@@ -202,11 +204,11 @@ def show_report(report: "Report") -> None:
             )
         output.out.print(table)
     for uuid in report.shut_down:
-        how, then = "shut down", "starts it again"
+        how, then = "shut down", "start it again"
         if uuid in report.suspended:
-            how, then = "suspended", "resumes it"
+            how, then = "suspended", "resume it"
         name = report.names.get(uuid, uuid)
-        output.out.print(f"{how}: {name}; vmckpt repopulate {report.task.host} {then}")
+        output.out.print(f"{how}: {name}; to {then}, run vmckpt repopulate {report.task.host}")
     for name in report.started:
         output.out.print(f"started: {name}")
     for lost in report.bare:
@@ -218,10 +220,10 @@ def show_report(report: "Report") -> None:
     took = show_seconds(report.ended.took)
     if report.task.kind is Kind.EVACUATE and not report.ended.left:
         host = report.task.host
-        then = f"repopulate {host} to move its guests back"
+        then = f"to move its guests back, run vmckpt repopulate {host}"
         if not report.comes_back:
-            then = f"maintenance leave {host} to end the maintenance"
-        output.out.print(f"{host} is empty after {took} and is in maintenance; run vmckpt {then}")
+            then = f"to end the maintenance, run vmckpt maintenance leave {host}"
+        output.out.print(f"{host} is empty after {took} and is in maintenance; {then}")
     else:
         open_again = report.task.kind is Kind.REPOPULATE
         more = f"; {report.task.host} accepts guests again" if open_again else ""

@@ -507,7 +507,7 @@ def of_controller(ready: ControllerReady) -> Iterator[Finding]:
         text = seen.wrong or "can be opened" + (", and its locks work" if seen.tried else "")
         yield _warning(
             "snapshot-store", where, f"store {store}: {text}", seen.wrong,
-            seen.hint or "run vmckpt snapshot init to create it, or correct stores: in hosts.yaml",
+            seen.hint or "correct the store in hosts.yaml",
         )  # fmt: skip
     if ready.keys is not None:
         yield _warning(

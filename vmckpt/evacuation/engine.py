@@ -357,8 +357,12 @@ class Run:
                 self._shut.append(known.guest.uuid)
                 self._tell(name, f"is {done}", "evacuate")
                 return
-            by_hand = f"run virsh shutdown {name} on its host"
-            hint = _again(self._task) if known.suspends else by_hand
+            hint = _again(self._task)
+            if not known.suspends:  # the guest ignores the power button: another press is useless
+                hint = (
+                    f"shut {name} down from inside, or set a longer evacuate.shutdown in its"
+                    f" policy, then {hint}"
+                )
             left = Unplaced(tenant=_tenant(self._seen, name), why=why, hint=hint)
             self._state = replace(self._state, left=(*self._state.left, left))
 

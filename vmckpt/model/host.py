@@ -185,5 +185,7 @@ class QemuCertificates:
     unreadable: frozenset[str] = frozenset()
     """Files in `present` that QEMU cannot read; "." if it cannot enter the directory. Empty if
     this could not be tested."""
+    closed: str = ""
+    """The first directory on the path to `folder` that QEMU cannot enter; empty if it can."""
     user: str = ""
     """QEMU's user; empty if it is root or unknown."""

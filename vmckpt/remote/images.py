@@ -44,7 +44,8 @@ async def describe(host: Remote, path: str, kind: str) -> Image:
         raise RemoteError(
             f"{host.host.name}: {path}: invalid answer from qemu-img: {str(exc)[:80]}",
             host=host.host.name,
-            hint=f"run qemu-img info -U --output=json on the host as user {_user(host)}",
+            hint=f"as user {_user(host)}, run qemu-img info -U --output=json -f {kind}"
+            f" {quote(path)} on {host.host.name}",
         ) from exc
 
 

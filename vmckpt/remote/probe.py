@@ -400,7 +400,11 @@ if [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ]; then
     setpriv --reuid "$user" --regid "${group:-$(id -gn "$user")}" --init-groups sh -c '
         folder=$1
         shift
-        [ -x "$folder" ] || { echo "unreadable ."; exit 0; }
+        if [ ! -x "$folder" ]; then
+            while up=$(dirname "$folder") && [ ! -x "$up" ]; do folder=$up; done
+            printf "unreadable .\nclosed %s\n" "$folder"
+            exit 0
+        fi
         for name in "$@"; do [ -r "$folder/$name" ] || echo "unreadable $name"; done
     ' sh "$folder" $there 2>/dev/null
 fi
@@ -449,5 +453,6 @@ def parse_certificates(text: str, host: str) -> QemuCertificates:
         pems={name: decoded(body) for name, body in pems},
         hostname=found["hostname"][0],
         unreadable=frozenset(found.get("unreadable", [])),
+        closed=found.get("closed", [""])[0],
         user=found.get("user", [""])[0],
     )

@@ -231,7 +231,9 @@ class Showing:
             if guest in (one.guest.name, one.guest.uuid, job):
                 runs_on = self._world.unguard(job, now, failover=failover)
                 return f"{one.guest.name} is running on {runs_on}; {job} has ended"
-        raise BadInput(f"{guest} is not protected", hint="run vmckpt status")
+        raise BadInput(
+            f"{guest} is not protected", hint="choose a guest in the list of protections"
+        )
 
     def _meant(self, name: str) -> Operation:
         """Return an active job by its ID, a prefix of its ID, or its guest. Raises BadInput."""
@@ -247,7 +249,9 @@ class Showing:
         guests = self._world.site.guests
         guest = guests.get(name) or next((g for g in guests.values() if g.uuid == name), None)
         if guest is None:
-            raise BadInput(f"no guest {name!r} on any host", hint="run vmckpt guests")
+            raise BadInput(
+                f"no guest {name!r} on any host", hint="choose a guest in the list of guests"
+            )
         if not guest.state.is_active:
             raise BadInput(
                 f"{guest.name} is {guest.state.in_words}",
@@ -257,7 +261,7 @@ class Showing:
 
     def _host(self, name: str) -> str:
         if name not in self._world.site.hosts:
-            raise BadInput(f"no host {name!r}", hint="run vmckpt hosts")
+            raise BadInput(f"no host {name!r}", hint="choose a host in the list of hosts")
         return name
 
 

@@ -84,7 +84,7 @@ class Emptying:
         action = f"{move.guest.name} → {move.target}"
         if made.course.outcome is not Outcome.COMPLETED:
             self.tell(made.ends, action, f"failed: {made.course.outcome}")
-            hint = f"see vmckpt job {move.id}"
+            hint = f"see {move.id} in the list of jobs"
             self.left.append(_left(move.guest, str(made.course.outcome), hint))
             return
         pause = made.course.downtime
@@ -244,7 +244,7 @@ class World:
         """Start a migration. Returns its ID. Raises GuestLocked, Blocked."""
         move = made.move
         if move.guest.name in self._busy:
-            raise GuestLocked(f"{move.guest.name} already has a job", hint="see vmckpt jobs")
+            raise GuestLocked(f"{move.guest.name} already has a job", hint="see the list of jobs")
         if (why := self.site.why_not(move.guest, move.target)) is not None:
             refused = f"{move.guest.name} cannot move to {move.target}: {why}; nothing was changed"
             raise Blocked(refused, hint="choose another host")
@@ -314,7 +314,7 @@ class World:
     def empty(self, host: str, at: float, why: str) -> Emptying:
         """Begin to evacuate a host. Raises Blocked."""
         if (known := self.site.hosts[host]).error or host in self.held:
-            raise Blocked(f"{host}: {known.error or known.closed}", hint="see vmckpt hosts")
+            raise Blocked(f"{host}: {known.error or known.closed}", hint="see the list of hosts")
         id_, job = self._id("evacuate"), self._id(MAINTENANCE)
         self.held[host] = held(host, job, at, why)
         self.site.close(host, f"it is in maintenance ({job}, {fleets.WHO}: {why})")
@@ -334,7 +334,7 @@ class World:
         going = {made.move.guest.name for made in one.waiting}
         for guest in self.site.on(one.host):
             if guest.name in self._busy:
-                one.left.append(_left(guest, "it already has a job", "see vmckpt jobs"))
+                one.left.append(_left(guest, "it already has a job", "see the list of jobs"))
             elif guest.name not in going:
                 target = self.site.room(self._dice(), guest)
                 if target is None:
@@ -374,7 +374,7 @@ class World:
             return
         for made in one.waiting:
             self._busy.discard(made.move.guest.name)
-            hint = f"run vmckpt evacuate {one.host} again"
+            hint = f"evacuate {one.host} again"
             one.left.append(
                 _left(made.move.guest, "the run stopped before the guest was moved", hint)
             )

@@ -67,9 +67,9 @@ def test_guests_that_are_off_are_named_and_so_is_the_way_back(
         )
     )
     assert capsys.readouterr().out.splitlines()[:3] == [
-        "shut down: web1; vmckpt repopulate alpha starts it again",
-        "suspended: web2; vmckpt repopulate alpha resumes it",
-        "shut down: u-3; vmckpt repopulate alpha starts it again",
+        "shut down: web1; to start it again, run vmckpt repopulate alpha",
+        "suspended: web2; to resume it, run vmckpt repopulate alpha",
+        "shut down: u-3; to start it again, run vmckpt repopulate alpha",
     ]
 
 

@@ -4,62 +4,34 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support import postgres
+from tests.support.command_runs import Run, placed
 from tests.support.following import take
 from tests.support.recorded_jobs import WEB1
 from tests.support.recording import until
 from vmckpt import recovery
-from vmckpt.cli import app
+from vmckpt.errors import GuestLocked, LeaseLost
 from vmckpt.journal import controller_identity, jobs
 from vmckpt.journal.recorder import OrphanedJob
+from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
+from vmckpt.lease.controller_lease import guest_resource
+from vmckpt.migration.recovery.steps import Step
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.units import Seconds
 
 
-class Run:
-    """Runs commands in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *words: str) -> tuple[int, str]:
-        """Return the exit code and all that was printed."""
-        self._capsys.readouterr()
-        code = app.run(list(words))
-        told = self._capsys.readouterr()
-        return code, told.out + told.err
-
-    def wrong(self, *words: str) -> str:
-        """Run a command that must fail; its message."""
-        code, told = self(*words)
-        assert code, told
-        return told
-
-    def follow(self, message: str, **values: str) -> str:
-        """Run the commands of the hint in a message; what they printed."""
-        printed = ""
-        for one in take(message, **values):
-            assert one.words[0] == "vmckpt"
-            code, told = self(*one.words[1:])
-            assert code == 0, told
-            printed += told
-        return printed
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """A journal, and a host of libvirt's test driver with the running guest `test`."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hosts.yaml").write_text("hosts: {alpha: {uri: 'test:///default'}}\n")
-    monkeypatch.setenv("VMCKPT_INVENTORY", str(tmp_path / "hosts.yaml"))
-    monkeypatch.setenv("VMCKPT_STATE", str(tmp_path / "state"))
+    placed(tmp_path, monkeypatch)
     return Run(capsys)
 
 
@@ -188,3 +160,120 @@ def test_a_host_that_does_not_answer_is_examined(run: Run, tmp_path: Path) -> No
     (doctor,) = take(next(line for line in told.splitlines() if "doctor" in line))
     code, told = run(*doctor.words[1:])
     assert (code != 0, "Connection refused" in told) == (True, True), told
+
+
+@pytest.fixture
+def journal(run: Run) -> Iterator[Journal]:
+    """The journal of these commands."""
+    with Journal() as made:
+        yield made
+
+
+TEST = replace(WEB1, guest="test", guest_uuid="6695eb01-f6a4-8304-79aa-97f2502e193f")
+"""A migration of the guest of the test driver, which is running on alpha."""
+EVACUATION = NewOperation(kind="evacuate", guest="alpha", source="alpha")
+
+
+def orphaned(journal: Journal, what: NewOperation) -> str:
+    """A job whose controller has ended."""
+    controller = replace(controller_identity.this_process(), started=1)
+    return journal.begin(what, controller=controller)
+
+
+def outcome(journal: Journal, id_: str) -> str | None:
+    return journal.operation(id_, ended=True).outcome
+
+
+@contextmanager
+def controlled(journal: Journal, id_: str, ok: bool, then: str | None) -> Iterator[None]:
+    """A controller that answers each request to a job; `then`: the outcome with which it ends."""
+    over = threading.Event()
+
+    def control() -> None:
+        while not over.wait(0.02):
+            for request in journal.take_requests(id_):
+                journal.answer(request.id, "it is not paused" if not ok else "cancelled", ok)
+                if then is not None:
+                    journal.finish(id_, then, None)
+
+    thread = threading.Thread(target=control)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def test_a_guest_that_an_interrupted_job_holds_is_free_after_the_hint(
+    run: Run, journal: Journal
+) -> None:
+    before = journal.begin(TEST)
+    lease = guest_resource(TEST.guest_uuid or "")
+    journal.acquire(before, lease)
+    journal.leave(before)
+    after = journal.begin(TEST)
+    with pytest.raises(GuestLocked) as caught:
+        journal.acquire(after, lease)
+    run.follow(str(caught.value))
+    assert outcome(journal, before) == "failed"
+    journal.acquire(after, lease)
+
+
+def test_a_guest_that_a_job_holds_is_free_after_the_job_was_cancelled_and_watched(
+    run: Run, journal: Journal
+) -> None:
+    before = journal.begin(TEST)
+    lease = guest_resource(TEST.guest_uuid or "")
+    journal.acquire(before, lease)
+    after = journal.begin(replace(TEST, kind="snapshot"))
+    with pytest.raises(GuestLocked) as caught:
+        journal.acquire(after, lease)
+    watch, cancel, recover = take(str(caught.value))
+    with controlled(journal, before, ok=True, then="cancelled"):
+        run.good(*cancel.words[1:])
+    assert "cancelled" in run.good(*watch.words[1:])
+    journal.acquire(after, lease)
+    journal.leave(after)
+    run.good(*recover.words[1:])
+    assert outcome(journal, after) is not None
+
+
+def test_a_controller_that_lost_its_job_finds_its_outcome(run: Run, journal: Journal) -> None:
+    id_ = journal.begin(TEST)
+    fence = journal.acquire(id_, guest_resource(TEST.guest_uuid or ""))
+    journal.finish(id_, "completed", None)
+    with pytest.raises(LeaseLost) as caught:
+        journal.intend(id_, "move", {}, fence)
+    assert f"{id_} test: completed" in run.follow(str(caught.value))
+
+
+def test_an_evacuation_that_refuses_to_resume_is_shown(run: Run, journal: Journal) -> None:
+    id_ = journal.begin(EVACUATION)
+    with controlled(journal, id_, ok=False, then=None):
+        told = run.wrong("resume", id_)
+    shown = run.follow(told)
+    assert (id_ in shown, "it is not paused" in shown) == (True, True)
+
+
+def test_a_job_that_loses_its_controller_while_it_is_watched_is_recovered(
+    run: Run, journal: Journal
+) -> None:
+    id_ = orphaned(journal, WEB1)
+    assert re.search(r"\btest\b", run.follow(run.wrong("watch", id_)))
+    assert outcome(journal, id_) == "failed"
+
+
+def test_a_request_to_an_orphaned_evacuation_is_replaced_by_its_recovery(
+    run: Run, journal: Journal
+) -> None:
+    id_ = orphaned(journal, EVACUATION)
+    run.follow(run.wrong("cancel", id_))
+    assert outcome(journal, id_) == "failed"
+
+
+def test_a_guest_whose_job_has_an_invalid_order_is_found_among_the_guests(
+    run: Run, journal: Journal
+) -> None:
+    id_ = journal.begin(TEST)
+    journal.intend(id_, Step.MOVE, {"order": {"to": 7}}, None)
+    journal.leave(id_)
+    assert re.search(r"\btest\b.*\balpha\b", run.follow(run.wrong("resume", id_)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.following import words
 from vmckpt.cli import app
 from vmckpt.errors import AlertNotDelivered, BadInput
 
@@ -95,6 +96,17 @@ def test_a_receiver_that_refuses_is_named(
     assert results[3]["receiver"] == "Alertmanager 127.0.0.1"
     assert "3 receivers did not accept the test alert: webhook 127.0.0.1, " in err
     assert "T0K3N" not in out + err
+
+
+def test_a_receiver_accepts_the_alert_after_its_address_was_corrected(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = f"http://127.0.0.1:{server.port}"
+    where = inventory(tmp_path, f"webhooks: [{{url: '{at}/refused'}}]\n")
+    assert app.run(["notify", *where]) == AlertNotDelivered.exit_code
+    inventory(tmp_path, f"webhooks: [{{url: '{at}/hook'}}]\n")
+    assert app.run([*words(capsys.readouterr().err)[1:], *where]) == 0
+    assert "/hook" in server.taken
 
 
 def test_without_a_receiver_the_hint_names_the_keys(

@@ -1,9 +1,13 @@
 """Images that are made on a target: whenever the controller dies, nothing of them stays."""
 
+import asyncio
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.following import words
 from tests.support.shell import Shell
 from vmckpt.errors import RemoteError
 from vmckpt.migration.plan import storage_copy
@@ -93,3 +97,17 @@ async def test_none_stays_when_one_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(RemoteError, match=r"cannot create .*vdb\.qcow2: "):
         await storage_copy.prepare(Shell(tmp_path), plan(tmp_path), SUFFIX)
     assert names(tmp_path) == ["vdb.qcow2.vmckpt-1"]
+
+
+def test_an_answer_of_qemu_img_that_is_no_json_is_shown_by_the_command_of_the_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, program = tmp_path / "of web.qcow2", tmp_path / "qemu-img"
+    image.touch()
+    program.write_text('#!/bin/sh\necho "$@: licence expired"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(RemoteError, match="invalid answer from qemu-img") as caught:
+        asyncio.run(images.describe(Shell(tmp_path), str(image), "qcow2"))
+    shown = subprocess.run(words(str(caught.value)), capture_output=True, text=True, check=True)
+    assert shown.stdout == f"info -U --output=json -f qcow2 {image}: licence expired\n"

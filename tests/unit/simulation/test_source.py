@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.clocks import Clock
+from tests.support.hint_inventory import inventory
+from tests.support.hint_situations import situations
 from vmckpt.errors import BadInput
 from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import StoredEvent, StoredSample
@@ -42,6 +44,13 @@ async def idle(shown: Showing) -> tuple[GuestNow, str]:
 
 async def of_kind(shown: Showing, kind: str, ended: int = 0) -> list[JobView]:
     return [one for one in await shown.jobs(ended) if one.operation.kind == kind]
+
+
+def test_no_hint_names_a_command_because_a_shell_sees_no_simulated_fleet() -> None:
+    aside = situations().not_hints
+    named = [text for text, hint in inventory().items()
+             if text not in aside and any("simulation" in one for one in hint.places)]  # fmt: skip
+    assert named == []
 
 
 BAD = ("", "24", "x", "24x", "-1x3", "1e3x2", "10001x1", "1x200001", "0x3", "1x2x3", "9" * 50)

@@ -13,6 +13,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
+from shlex import quote
 from types import MappingProxyType
 
 from vmckpt.errors import RemoteError
@@ -224,7 +225,9 @@ def _drive(
     elif image.damaged:
         yield blocker(
             "disk-damaged", source, f"{what} is marked corrupt",
-            "shut down the guest and run qemu-img check on the image",
+            # Only a repair marks the image as consistent again.
+            "shut down the guest, then run qemu-img check -f qcow2 -r all"
+            f" {quote(drive.path or '')} on {source}",
         )  # fmt: skip
 
 
@@ -300,7 +303,7 @@ def _place(target: str, copy: DiskCopy, place: Place | None) -> Iterator[Finding
     elif not place.writable:
         yield blocker(
             "disk-no-folder", target, f"{folder} does not exist, or is not writable",
-            f"run mkdir -p {folder} there",
+            f"run mkdir -p {quote(folder)} there",
         )  # fmt: skip
 
 
@@ -308,7 +311,8 @@ def _rooms(copies: Sequence[DiskCopy], places: Mapping[str, Place]) -> Iterator[
     """Yield, for each file system, the total space that its images need."""
     by_device: dict[str, list[DiskCopy]] = {}
     for copy in copies:
-        if copy.path in places:
+        # A directory that does not exist yet has no free space that is known.
+        if copy.path in places and places[copy.path].writable:
             by_device.setdefault(places[copy.path].device, []).append(copy)
     for device, group in by_device.items():
         yield Room(

@@ -8,6 +8,7 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from shlex import quote
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -114,11 +115,12 @@ def _missing(
             yield blocker("tls-missing", host, text, _GUIDE)
         if "." in has.unreadable:
             text = f"QEMU, which runs as {has.user}, cannot enter {has.folder}"
-            yield blocker("tls-unreadable", host, text, f"run chmod o+x {has.folder} there")
+            closed = quote(has.closed or has.folder)
+            yield blocker("tls-unreadable", host, text, f"run chmod o+x {closed} there")
         for name in sorted(has.unreadable & set(needed)):
             path = f"{has.folder}/{name}"
             text = f"QEMU, which runs as {has.user}, cannot read {path}"
-            yield blocker("tls-unreadable", host, text, f"run chown {has.user} {path} there")
+            yield blocker("tls-unreadable", host, text, f"run chown {has.user} {quote(path)} there")
         for name in needed:
             if name in has.present and name.endswith("cert.pem") and name not in has.pems:
                 text = f"{has.folder}/{name} cannot be read by the ssh login"

@@ -355,9 +355,10 @@ class _Doing:
         if outcome is None or outcome in OPEN:
             self._recorder.update(phase=str(outcome or Outcome.UNKNOWN))
             resumes = outcome is Outcome.POST_COPY_PAUSED
-            how = f"vmckpt resume {self._left.operation.id}" if resumes else "vmckpt recover"
+            job = self._left.operation.id
+            again = f"run vmckpt resume {job}" if resumes else "run vmckpt recover"
             return replace(
-                told, outcome=None, settle=f"check both hosts and their network, then run {how}"
+                told, outcome=None, settle=f"check both hosts and their network, then {again}"
             )
         said = {} if ending is None else reports.as_json(self._recovery.report(ending))
         self._recorder.finish(outcome, {**said, "recovered": told.as_json()})

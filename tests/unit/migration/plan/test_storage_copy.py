@@ -1,10 +1,15 @@
 """Which disks are copied, to where, and what is against it."""
 
+import asyncio
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.support.following import words
+from tests.support.shell import Shell
 from vmckpt.migration.plan import storage_copy
 from vmckpt.model.disk import CopyOptions, CopyPlan, Drive, Image, Place
 from vmckpt.model.finding import Severity
@@ -105,6 +110,40 @@ def test_what_cannot_be_copied_is_named(drive: Drive, image: Image | str, code: 
     assert codes(plan) == [code]
     assert plan.copies == ()
     assert (drive.path or "") in plan.findings[0].text
+
+
+def test_a_corrupt_image_is_copied_after_the_repair_that_the_hint_names(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "of web.qcow2"
+    subprocess.run(("qemu-img", "create", "-q", "-f", "qcow2", path, "1M"), check=True)
+    with path.open("r+b") as image:
+        image.seek(79)
+        image.write(b"\2")  # the corrupt bit, among the features that a reader must know
+    disk = replace(VDB, path=str(path))
+
+    def plan() -> CopyPlan:
+        found = asyncio.run(images.describe(Shell(tmp_path), str(path), "qcow2"))
+        return planned(disk, image=found)
+
+    before = plan()
+    assert codes(before) == ["disk-damaged"]
+    subprocess.run(words(before.findings[0].hint or ""), check=True, stdout=subprocess.DEVNULL)
+    assert codes(plan()) == ["disk-copied"]
+
+
+def test_a_directory_that_is_missing_on_the_target_is_made(tmp_path: Path) -> None:
+    disk = replace(VDA, path=str(tmp_path / "new one" / "web.raw"))
+    path = disk.path or ""
+
+    def plan() -> CopyPlan:
+        found = asyncio.run(images.places(Shell(tmp_path), [path]))
+        return planned(disk, place=found[path])
+
+    before = plan()
+    assert codes(before) == ["disk-copied", "disk-no-folder"]
+    subprocess.run(words(before.findings[1].hint or ""), check=True)
+    assert codes(plan()) == ["disk-copied"]
 
 
 @pytest.mark.parametrize(

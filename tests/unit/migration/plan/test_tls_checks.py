@@ -10,6 +10,7 @@ import pytest
 from cryptography import x509
 
 from tests.support.builders import HOST
+from tests.support.following import take
 from vmckpt.errors import RemoteError
 from vmckpt.migration.plan.tls_checks import TlsVerdict, names_of, tls_findings
 from vmckpt.model.finding import Severity
@@ -232,3 +233,30 @@ def test_what_qemus_user_may_not_read_is_tried(mode: int, key: int, found: set[s
         done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
     told = probe.parse_certificates(done.stdout, "alpha")
     assert (told.user, set(told.unreadable)) == ("65534", found)
+
+
+def _seen(place: Path) -> QemuCertificates:
+    """What the host reports about the certificates in a directory."""
+    conf = place.parent / "qemu.conf"
+    conf.write_text(f'user = "+65534"\ngroup = "nogroup"\nmigrate_tls_x509_cert_dir = "{place}"\n')
+    script = probe._CERTIFICATES_SCRIPT.replace("/etc/libvirt/qemu.conf", str(conf))
+    words = ["sh", "-s", "--", *sorted(ALL)]
+    done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
+    return replace(probe.parse_certificates(done.stdout, "beta"), hostname="beta")
+
+
+def test_qemu_reads_its_certificates_after_each_hint_was_followed() -> None:
+    """First a directory above them is closed, then theirs, then each key."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name) / "pki" / "of qemu"
+        place.mkdir(parents=True)
+        place.chmod(0o700)
+        for one in ALL:
+            (place / one).write_text(BETA.pems.get(one, "key"))
+            (place / one).chmod(0o600 if one == SERVER_KEY else 0o644)
+        for command in ("chmod", "chmod", "chown"):
+            (found,) = verdict(at_target=_seen(place)).findings
+            ((program, *words),) = (one.words for one in take(found.hint or ""))
+            assert (found.code, program) == ("tls-unreadable", command)
+            subprocess.run((program, *words), check=True)
+        assert verdict(at_target=_seen(place)).findings == ()
