@@ -82,9 +82,13 @@ class Stock:
         in_: str = "near",
         signer: Signer | None = None,
         disk: int = 1,
+        domain_xml: str = FACTS.domain_xml,
         **changes: object,
     ) -> str:
-        """Publish a snapshot of some pages (-1: zeros) and a disk of one unit; its id."""
+        """Publish a snapshot of some pages (-1: zeros) and a disk of one unit; its id.
+
+        `domain_xml`: the guest's definition. `changes`: of the public facts.
+        """
         self.made += 1
         ring, store, id_ = self.ring, self.store(in_), id_of(name)
         ring.signing()
@@ -100,7 +104,7 @@ class Stock:
         with store.writer(sealing, pack_size=100_000) as writer:
             coming = [writer.add(one) for one in plain]
             writer.finish()
-            private = _private(pages, [one.result() for one in coming])
+            private = _private(pages, [one.result() for one in coming], domain_xml)
             public = replace(
                 PUBLIC, id=id_, name=name, parent=None, group=None, tags={},
                 made_at=1735689600.0 + 3600 * self.made, memory=4096 * len(pages), disks=65536,
@@ -118,13 +122,13 @@ class Stock:
         )
 
 
-def _private(pages: Sequence[int], digests: Sequence[bytes]) -> Private:
+def _private(pages: Sequence[int], digests: Sequence[bytes], domain_xml: str) -> Private:
     numbers = np.full(len(pages), ZERO, dtype=np.uint32)
     for place, at in enumerate(at for at, number in enumerate(pages) if number >= 0):
         numbers[at] = place // PER_CHUNK * SLOTS + place % PER_CHUNK
     last = len(digests) - 1
     facts: PrivateFacts = replace(
-        FACTS, ram=(RamBlock(name="pc.ram", size=4096 * len(pages)),),
+        FACTS, domain_xml=domain_xml, ram=(RamBlock(name="pc.ram", size=4096 * len(pages)),),
         disks=(DiskMake(target="vda", format="qcow2", size=65536, options="compat=1.1"),),
         stream=(Part(name="tail", size=len(STREAM), chunks=(last,)),),
     )  # fmt: skip

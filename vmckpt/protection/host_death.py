@@ -119,8 +119,8 @@ def _by_word(case: Case) -> Proof:
     if case.theirs.connected and heard is not None and heard < LIVES:
         raise GuestLocked(
             f"{case.primary} is not off: {case.backup} still receives heartbeats of {case.guest}",
-            hint="switch it off first, or switch over without loss with vmckpt failover"
-            f" {case.guest} --planned",
+            hint=f"switch it off first, or run vmckpt doctor {case.primary} to find out why it does"
+            " not answer",
         )
     return Proof.WORD
 

@@ -240,7 +240,8 @@ def _unsuitable(disk: Mapping[str, Any], where: str) -> tuple[str, str, str] | N
     if disk["format"] not in ("raw", "qcow2"):
         return (
             "disk-format", f"{where} is {disk['format']}, neither raw nor qcow2",
-            "convert the image to qcow2 with qemu-img convert",
+            "with the guest off, convert the image and use the new one: qemu-img convert -O qcow2"
+            f" {disk['source']} {disk['source']}.qcow2",
         )  # fmt: skip
     return None
 

@@ -258,7 +258,8 @@ class Beginning:
                 raise VmckptError(
                     f"a device of {self._guest.name} was plugged in or unplugged while the standby"
                     " was being set up",
-                    hint=f"run vmckpt protect {self._guest.name} again",
+                    hint=f"run vmckpt protect {self._guest.name} --to {self._setting.backup.name}"
+                    " again",
                 )
             if status.wants_leave:
                 raise VmckptError(

@@ -107,9 +107,9 @@ def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, s
         follows = ours.phase == "protecting" and bool(peer.get("ready"))
         return follows, f"its host cannot be queried: {theirs.error}"
     if not theirs.told:
-        return False, f"its host has no record of it: {_ANEW}"
+        return False, f"its host has no record of it; {_ANEW}"
     if theirs.runs is False:
-        return False, f"its QEMU is gone: {_ANEW}"
+        return False, f"its QEMU is gone; {_ANEW}"
     return theirs.ready, str(theirs.says or "no reason reported")
 
 

@@ -120,7 +120,7 @@ def came_back(
         truth=f"it is unknown whether the restore took place: {why}",
         outcome=None,
         settle=f"check which images are the right ones{beside}, move the others away, then run"
-        " vmckpt recover again",
+        " vmckpt recover, or vmckpt recover --forget JOB if it is still unknown",
     )
 
 

@@ -1,10 +1,27 @@
 """What is true of snapshots, restores and guards that nobody attends."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from tests.support.following import take
+from tests.support.interrupted_restores import FakeMonitor, order, swap
+from vmckpt.agent import client
+from vmckpt.agent.orders import UnrestoreOrder
+from vmckpt.agent.restore import undo_restore
 from vmckpt.agent.restore.leftovers import LeftoverDecision
+from vmckpt.cli import app
+from vmckpt.journal import controller_identity
+from vmckpt.journal.records import NewOperation
+from vmckpt.journal.store import Journal
 from vmckpt.model.migration import Outcome
 from vmckpt.snapshot.recovery import came_back, came_in, guard_verdict
+from vmckpt.snapshot.request import Step
+
+__all__ = ["order"]
 
 
 def test_a_guard_without_a_controller_says_the_way_back() -> None:
@@ -48,3 +65,55 @@ def test_whoever_recovers_one_of_a_group_is_told_that_it_may_stand() -> None:
     told = came_back(LeftoverDecision.ARRIVED, stands=True)
     assert "may be paused; run virsh resume GUEST when all guests of its group" in told.truth
     assert "paused" not in came_back(LeftoverDecision.ARRIVED).truth
+
+
+@pytest.fixture
+def interrupted(
+    order: UnrestoreOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> UnrestoreOrder:
+    """A restore, in a journal, whose controller and agent died while images were swapped in."""
+    (tmp_path / "hosts.yaml").write_text("hosts: {alpha: {uri: 'test:///default'}}\n")
+    monkeypatch.setenv("VMCKPT_INVENTORY", str(tmp_path / "hosts.yaml"))
+    monkeypatch.setenv("VMCKPT_STATE", str(tmp_path / "state"))
+    begun = {"snapshot": order.snapshot, "state": order.state, "images": dict(order.images)}
+    gone = replace(controller_identity.this_process(), started=1)
+    with Journal() as journal:
+        new = NewOperation(kind="restore", guest="web1", guest_uuid="u", source="alpha")
+        id_ = journal.begin(new, controller=gone)
+        for name, intent in (
+            (Step.RESTORE, begun), (Step.MAKE_WAY, {"made": dict(order.made or {}), "empty": []}),
+        ):  # fmt: skip
+            journal.intend(id_, name, intent, None, by=gone)
+
+    async def carried_out(_: object, told: Mapping[str, Any], *__: object) -> dict[str, Any]:
+        fields = {name: value for name, value in told.items() if name != "do"}
+        return undo_restore.unrestore(UnrestoreOrder.from_json(fields))
+
+    monkeypatch.setattr(client, "run_order", carried_out)
+    monkeypatch.setattr(FakeMonitor, "state", "running")
+    return order
+
+
+def aside(order: UnrestoreOrder) -> None:
+    """Move all images away that are not those of the guest."""
+    for path in Path(order.images["vda"]).parent.glob("vd?.*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("names", [("vda", "vdb"), ("vda",)], ids=["booted", "mixed"])
+def test_a_restore_that_is_not_clear_is_settled_once_the_images_were_checked(
+    interrupted: UnrestoreOrder, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    swap(interrupted, *names)
+    assert app.run(["recover"]) == 13
+    told = capsys.readouterr().out
+    job = told.split()[0]
+    again, forget = take(told, JOB=job)
+    aside(interrupted)
+    settled = app.run(list(again.words[1:])) == 0
+    assert settled == (names == ("vda", "vdb"))
+    if not settled:
+        assert app.run(list(forget.words[1:])) == 0
+    capsys.readouterr()
+    assert app.run(["jobs", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"

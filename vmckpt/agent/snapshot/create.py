@@ -436,7 +436,7 @@ class SnapshotCreator:
         disks.end()
         assert disks.plan is not None
         self._warnings += [
-            one.text
+            one.text if one.hint is None else f"{one.text}; {one.hint}"
             for one in disks.plan.findings(self._monitor.name)
             if one.severity is not Severity.INFO
         ]

@@ -129,7 +129,7 @@ class Reader:
             if not (token == self._token if isinstance(self._token, int) else self._token(token)):
                 raise WrongToken(
                     f"the other end sent token {token}, which is not the lease's token",
-                    hint="run vmckpt status: another host may have taken over",
+                    hint="another host may have taken over; the message was ignored",
                 )
             return parse(kind, epoch, told)
 

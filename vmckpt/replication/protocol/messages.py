@@ -419,7 +419,7 @@ class Order:
             raise Replayed(
                 f"a message of epoch {epoch} arrived, but epoch {self.committed} is already"
                 " committed",
-                hint="run vmckpt status: an agent that was replaced may still be running",
+                hint="an agent that was replaced may still be running; the message was ignored",
             )
 
 

@@ -214,9 +214,10 @@ class _Group:
         ]
         if not unknown:
             if note:
+                at = self._store.name
                 return StoreError(
                     error.message + note,
-                    hint=f"run vmckpt snapshot delete {' '.join(stayed)}",
+                    hint=f"run vmckpt snapshot delete {' '.join(stayed)} --store {at}",
                 )
             return error
         # Only members with an unknown outcome are left to recovery.

@@ -6,21 +6,29 @@ import shutil
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.fixtures.make_store_v1 import BOB, secret
 from tests.support.following import take
 from tests.support.mounts import mounted
-from tests.support.stocking import ALICE_KEY, Stock, flip, id_of, stocked
+from tests.support.opened_snapshots import serving
+from tests.support.stocking import ALICE_KEY, Stock, flip, id_of, page, stocked
 from vmckpt import inventory
 from vmckpt.app.dashboard_source import Live
 from vmckpt.errors import KeyRefused, StoreError
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.events import Caller
 from vmckpt.monitor.health import HealthSnapshot, troubles
+from vmckpt.snapshot.group import create
+from vmckpt.snapshot.request import Taken
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.keys.identity import public_of
 from vmckpt.store.keys.key_files import KeyKind, key_text
 from vmckpt.store.keys.keyring import OwnKey
+from vmckpt.store.repository import Store
 
 BOB_KEY = key_text(KeyKind.ADMIN, public_of(BOB))
 STRANGER = OwnKey(secret("another"))
@@ -399,3 +407,41 @@ def test_an_alert_names_the_store_of_a_damaged_snapshot(harmed: Stock) -> None:
     assert harmed(*verify.words[2:])[0] == 41
     assert harmed(*repair.words[2:])[0] == 0
     assert harmed(*verify.words[2:])[0] == 0
+
+
+def test_what_a_group_snapshot_left_in_a_store_is_deleted(
+    stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id_ = stock.put("one", [1], in_="far")
+    nothing: Any = None
+    taken = [cast("Taken", SimpleNamespace(id=id_))]
+    caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
+    place = StorePlace(name="far", url=str(stock.folder / "far"))
+    with monkeypatch.context() as while_broken:
+        while_broken.setattr(Store, "delete", refused)
+        group = create._Group([], place, nothing, caller)
+        failed = asyncio.run(group._failed([], taken))
+    follow(stock, str(failed), "--yes")
+    assert list(stock.store("far").manifests()) == []
+
+
+def refused(*_: object) -> None:
+    raise StoreError("the store does not answer")
+
+
+def test_data_of_a_disk_that_cannot_be_restored_is_copied_from_the_open_snapshot(
+    stock: Stock,
+) -> None:
+    stock.put("one", [1, 2], disk=7, domain_xml=(
+        "<domain type='test'><name>web1</name><memory>65536</memory><os><type>hvm</type></os>"
+        "<devices><disk type='network' device='disk'><source protocol='rbd' name='pool/web1'/>"
+        "<target dev='vda'/></disk></devices></domain>"
+    ))  # fmt: skip
+    code, _, wrong = stock("restore", "one", "--on", "alpha")
+    assert (code, "is of type network (pool/web1)" in wrong) == (2, True), wrong
+    (command,) = take(wrong, SNAPSHOT="one")
+    assert command.words == ("vmckpt", "snapshot", "open", "one")
+    with serving() as told:
+        copy = ("qemu-img", "convert", "-O", "raw", told["exports"]["vda"], "disk.raw")
+        subprocess.run(copy, check=True)
+    assert Path("disk.raw").read_bytes() == page(7, 65536)
