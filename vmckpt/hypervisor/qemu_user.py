@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 from pathlib import Path
+from shlex import quote
 
 import libvirt
 
@@ -53,7 +54,7 @@ def make_folder(place: Path, to: tuple[int, int]) -> Path:
         shut = [one for one in place.parents if not one.stat().st_mode & stat.S_IXOTH]
         raise BadInput(
             f"{place}: QEMU, which runs as user {to[0]}, has no access to this directory",
-            hint=f"run chmod o+x {shut[-1] if shut else place.parent} on that host",
+            hint=f"run chmod o+x {quote(str(shut[-1] if shut else place.parent))} on that host",
         )
     return place
 

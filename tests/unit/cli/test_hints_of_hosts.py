@@ -1,5 +1,6 @@
 """The hints about hosts and the inventory are commands that help: each is run as printed."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from tests.support.command_runs import Run, completed_driver, placed
 from tests.support.following import take
+from vmckpt.errors import CannotCapture
+from vmckpt.hypervisor.qemu_process import identity
 
 
 @pytest.fixture
@@ -51,3 +54,34 @@ def test_snapshots_are_encrypted_after_the_two_commands_of_doctor(run: Run, tmp_
     key = run.good(*new.words[1:], "--no-passphrase").split()[0]
     run.good(*(key if word == "KEY" else word for word in add.words[1:]))
     assert "snapshots are encrypted for alice" in run.wrong("doctor")
+
+
+def test_doctor_says_why_the_checks_over_ssh_were_not_made(run: Run, tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.yaml"
+    text = inventory.read_text()
+    for end in ("default'", "beta'"):
+        text = text.replace(end, f"{end}, ssh: {{address: '127.0.0.1', port: 1}}")
+    inventory.write_text(text)
+    told = run.wrong("migrate", "test", "--to", "beta", "--dry-run")
+    (hint,) = [one for one in told.splitlines() if "without ssh" in one]
+    shown = run.follow(hint, code=21)
+    for host in ("alpha", "beta"):
+        assert f"blocker {host}: {host}: ssh to 127.0.0.1:1: Connection refused" in shown
+
+
+def test_doctor_says_that_a_host_has_no_kvm(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = libvirt.virDomain.XMLDesc
+
+    def with_kvm(guest: libvirt.virDomain, flags: int = 0) -> str:
+        return known(guest, flags).replace("domain type='test'", "domain type='kvm'")
+
+    monkeypatch.setattr(libvirt.virDomain, "XMLDesc", with_kvm)
+    told = run.wrong("migrate", "test", "--to", "beta", "--dry-run")
+    (hint,) = [one for one in told.splitlines() if "choose another host, or run" in one]
+    assert "enable virtualisation" in run.follow(hint, code=21)
+
+
+def test_a_guest_without_qemu_is_found_among_the_guests(run: Run) -> None:
+    with pytest.raises(CannotCapture) as caught:
+        identity.require("6695eb01-f6a4-8304-79aa-97f2502e193f", "test", "beta")
+    assert re.search(r"\btest\b.*\balpha\b.*running", run.follow(str(caught.value)))

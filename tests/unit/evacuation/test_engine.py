@@ -1,11 +1,13 @@
 """A run against hosts that a test plays: who is moved, tried again, left, and when it ends."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
 from tests.support.evacuation_runs import Hosts, failing, hosts, run
 from tests.support.fake_drivers import FakeDesk
+from tests.support.following import take
 from tests.support.sights import by, vm
 from vmckpt.evacuation import state
 from vmckpt.evacuation.interfaces import Moved
@@ -84,6 +86,20 @@ async def test_stopped_what_is_on_its_way_arrives_and_nothing_new_begins() -> No
     assert {one.tenant.name for one in ended.left} == {f"w{n}" for n in range(6)} - set(begun)
     assert all(one.hint.startswith("run vmckpt ") for one in ended.left)
     assert all(one.hint.endswith(" again") for one in ended.left)
+
+
+async def test_a_balance_that_was_stopped_is_continued_by_the_command_of_its_hint() -> None:
+    def order(kind: Kind, names: Iterable[str]) -> Task:
+        return Task(kind=kind, goes=frozenset((f"u-{name}", "beta") for name in names))
+
+    names = [f"w{number}" for number in range(6)]
+    world, stop = hosts(*map(vm, names)), asyncio.Event()
+    asyncio.get_running_loop().call_later(2.0, stop.set)
+    ended = await run(world, order(Kind.BALANCE, names), stop=stop)
+    late = {one.tenant.name for one in ended.left}
+    ((_, kind),) = {one.words for left in ended.left for one in take(left.hint)}
+    again = await run(world, order(Kind(kind), late))
+    assert (again.left, {one.guest for one in again.arrived}) == ((), late)
 
 
 async def test_the_next_ones_are_made_ready_while_others_move() -> None:

@@ -1,11 +1,13 @@
 """Folders in which QEMU's user makes what it is asked for."""
 
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.following import words
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import qemu_user
 
@@ -32,6 +34,18 @@ def test_a_folder_above_it_that_is_closed_is_named(state: Path) -> None:
         qemu_user.make_folder(state / "agent" / "scratch", NOBODY)
     assert caught.value.hint == f"run chmod o+x {state} on that host"
     qemu_user.make_folder(state / "agent" / "scratch", (0, 0))
+
+
+def test_qemu_has_access_once_the_directories_that_the_hints_name_are_open(state: Path) -> None:
+    above = state / "of agents"
+    above.mkdir(mode=0o700)
+    state.chmod(0o700)
+    for closed in (state, above):
+        with pytest.raises(BadInput) as caught:
+            qemu_user.make_folder(above / "scratch", NOBODY)
+        assert str(closed) in str(caught.value)
+        subprocess.run(words(str(caught.value)), check=True)
+    qemu_user.make_folder(above / "scratch", NOBODY)
 
 
 def test_where_it_cannot_be_tried_nothing_is_refused(

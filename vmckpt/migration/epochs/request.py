@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
+from shlex import quote
 
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
@@ -63,7 +64,7 @@ async def findings(
             setting, request(policy, guest, target.name, copies), guest, looked
         )  # fmt: skip
     except VmckptError as exc:
-        hint = exc.hint or f"run vmckpt prepare {guest.name}"
+        hint = exc.hint or f"run vmckpt doctor {quote(source.name)} {quote(target.name)}"
         return (*kept, _blocker(guest.name, exc.message, hint))
     copied = [disk for disk in seen.disks if disk["name"] in copies.disks]
     return (*kept, *preflight.check_move(replace(seen, disks=copied)))

@@ -120,14 +120,14 @@ def test_what_is_blocked_anyway_is_not_looked_at_further(looks: dict[str, Any]) 
     assert looks["asked"] == 0
 
 
-def test_a_guest_that_cannot_be_captured_is_blocked_with_what_mends_it(
+def test_a_guest_that_cannot_be_captured_is_blocked_with_a_hint(
     looks: dict[str, Any],
 ) -> None:
     looks["error"] = CannotCapture("web1's memory is its own")
     (one,) = found()
     assert one.severity is Severity.BLOCKER
     assert one.text == "cannot be migrated in mode checkpoint: web1's memory is its own"
-    assert one.hint == "run vmckpt prepare web1"
+    assert one.hint == "run vmckpt doctor alpha beta"
     looks["error"] = RemoteError("alpha: no agent", hint="install it")
     assert found()[0].hint == "install it"
 
