@@ -1,9 +1,12 @@
 """What recovery says of a migration that it must not touch: the commands it names settle it."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import libvirt
 import pytest
@@ -13,11 +16,13 @@ from tests.support.engine_runs import ORDER
 from tests.support.libvirt_nodes import node
 from tests.support.recorded_jobs import WEB1
 from vmckpt import inventory
-from vmckpt.errors import HypervisorError
+from vmckpt.errors import GuestLocked, HypervisorError
 from vmckpt.hypervisor import migration_leftovers
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.domains import find_guest
 from vmckpt.journal.store import Journal
 from vmckpt.migration.recovery.steps import Step
+from vmckpt.migration.service import Attempts
 
 TEST = replace(WEB1, guest="test", guest_uuid="6695eb01-f6a4-8304-79aa-97f2502e193f")
 """A migration of the guest of the test driver, which is running on alpha."""
@@ -99,3 +104,25 @@ def test_a_guest_that_changed_during_its_recovery_is_recovered_again(run: Run, m
         asyncio.run(end())
     run.follow(str(caught.value))
     assert outcome(moved) == "failed"
+
+
+def test_a_guest_that_was_paused_after_its_preflight_is_found_paused(run: Run) -> None:
+    keeper = libvirt.open(ALPHA)
+    test = keeper.lookupByName("test")
+    test.suspend()
+
+    async def lock() -> None:
+        async with Hypervisor(inventory.load(Path("hosts.yaml")).host("alpha")) as alpha:
+            context: Any = SimpleNamespace(here=alpha, setting=SimpleNamespace(source=alpha.host))
+            recorder: Any = SimpleNamespace(fence=None, acquire=lambda _: None)
+            again: Any = None
+            guest = await find_guest(alpha, "test")
+            assert guest is not None
+            await Attempts(context, recorder, again)._own(guest)
+
+    with pytest.raises(GuestLocked) as caught:
+        asyncio.run(lock())
+    assert re.search(r"\btest\b.*\balpha\b.*paused", run.follow(str(caught.value)))
+    test.resume()
+    asyncio.run(lock())
+    keeper.close()
