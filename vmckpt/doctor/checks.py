@@ -1,5 +1,6 @@
 """Findings about hosts and the controller, for migrations and snapshots, with hints. Pure."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -9,7 +10,15 @@ from cryptography import x509
 from vmckpt.model import known_problems
 from vmckpt.model.fencing import Power, Ran, power
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.host import ADD_SSH, TRACKS_WRITES, Host, HostFacts, HostProbe, NoTrace
+from vmckpt.model.host import (
+    ADD_SSH,
+    TRACKS_WRITES,
+    Host,
+    HostFacts,
+    HostProbe,
+    NoTrace,
+    SshAddress,
+)
 from vmckpt.model.same_host import SameUuid
 from vmckpt.replication.watchdog import rules
 from vmckpt.replication.watchdog.rules import KillMethod
@@ -218,12 +227,22 @@ def _ssh(examined: Examined) -> Iterator[Finding]:
             Severity.BLOCKER,
             name,
             examined.probe_error,
-            examined.probe_hint or f"run ssh {examined.host.ssh.address}",
+            examined.probe_hint or f"run {_login(examined.host.ssh)}",
         )
     else:
         yield _finding(
             "ssh", Severity.OK, name, f"login as {examined.host.ssh.user} works, host key verified"
         )
+
+
+def _login(where: SshAddress) -> str:
+    """Return the command that logs in as vmckpt does."""
+    words = ["ssh", "-p", str(where.port)]
+    if where.key_file is not None:
+        words += ["-i", str(where.key_file)]
+    if where.known_hosts is not None:
+        words += ["-o", f"UserKnownHostsFile={where.known_hosts}"]
+    return shlex.join([*words, f"{where.user}@{where.address}"])
 
 
 def _clock(name: str, probe: HostProbe) -> Iterator[Finding]:

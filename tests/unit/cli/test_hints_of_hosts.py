@@ -1,6 +1,7 @@
 """The hints about hosts and the inventory are commands that help: each is run as printed."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,9 @@ def test_doctor_says_why_the_checks_over_ssh_were_not_made(run: Run, tmp_path: P
     shown = run.follow(hint, code=21)
     for host in ("alpha", "beta"):
         assert f"blocker {host}: {host}: ssh to 127.0.0.1:1: Connection refused" in shown
+    login = next(one for one in shown.splitlines() if "run ssh" in one).partition("run ")[2]
+    done = subprocess.run(login.split(), capture_output=True, text=True, check=False)
+    assert "port 1: Connection refused" in done.stderr
 
 
 def test_doctor_says_that_a_host_has_no_kvm(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ def test_a_fence_agent_is_told_of(examined: Examined, told: str) -> None:
 @pytest.mark.parametrize(
     ("examined", "code", "hint"),
     [
-        (replace(GOOD, probe_error="refused; closed"), "ssh", "run ssh alpha"),
+        (replace(GOOD, probe_error="refused; closed"), "ssh", "run ssh -p 22 -i /k root@alpha"),
         (replace(GOOD, probe_error="refused; closed", probe_hint="set it"), "ssh", "set it"),
         (unasked("refused; closed"), "fence", "correct the fence: entry of alpha in the inventory"),
         (unasked("refused; closed", "set it"), "fence", "set it"),
