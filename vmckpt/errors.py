@@ -300,7 +300,7 @@ class CannotCapture(CaptureFailed):
 
 
 class StreamDamaged(CaptureFailed):
-    """A migration stream, read from QEMU or from a store, is invalid or incomplete."""
+    """QEMU's migration stream is invalid or incomplete."""
 
     exit_code = 52
 

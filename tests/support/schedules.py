@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
+from vmckpt.model.guest import GuestState
 from vmckpt.policy import calendar
 from vmckpt.policy.model import Check, Schedule
 from vmckpt.scheduler.agenda import (
@@ -30,8 +31,8 @@ from vmckpt.snapshot.retention import Kept
 DAY, HOUR = 86400.0, 3600.0
 BEGIN = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()
 """A Monday."""
-WEB = GuestPlace(uuid="w", name="web1", host="alpha", active=True)
-DB = GuestPlace(uuid="d", name="db1", host="beta", active=True)
+WEB = GuestPlace(uuid="w", name="web1", host="alpha", state=GuestState.RUNNING)
+DB = GuestPlace(uuid="d", name="db1", host="beta", state=GuestState.RUNNING)
 
 
 def order(when: str, place: GuestPlace = WEB, name: str = "auto", **more: Any) -> Order:

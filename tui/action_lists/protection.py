@@ -50,8 +50,9 @@ def _cost_of_failover(scene: Scene, _: Answers) -> str:
 
 def _cost_of_switch(scene: Scene, _: Answers) -> str:
     seen = _seen(scene)
-    pause = "a moment" if seen is None or seen.pause_s is None else show_seconds(seen.pause_s)
-    return f"the guest is paused for about {pause} and loses nothing, but then has no standby"
+    epoch = None if seen is None else seen.pause_s
+    paused = "" if epoch is None else f" for longer than in an epoch ({show_seconds(epoch)})"
+    return f"the guest is paused{paused} and loses nothing, but then has no standby"
 
 
 def _cost_of_end(scene: Scene, _: Answers) -> str:

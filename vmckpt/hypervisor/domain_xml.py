@@ -439,7 +439,10 @@ def job_totals(stats: Stats) -> JobTotals:
 
 
 def _time(stats: Stats, *keys: str) -> Seconds | None:
-    """Return the first time in `keys` that is present and valid; None if there is none."""
+    """Return the first valid time among the statistics `keys`, which libvirt gives in milliseconds.
+
+    None if none of them is present and valid.
+    """
     for key in keys:
         with suppress(ValueError):
             return Seconds(count(stats.get(key), key) / 1000)

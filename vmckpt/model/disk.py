@@ -227,7 +227,10 @@ class DiskFacts:
     """Name of the disk's block node in QEMU."""
     bitmaps: tuple[Bitmap, ...] = ()
     base: tuple[str, str] | None = None
-    """Path and format of the image's backing file; None: it has no file as backing file."""
+    """Path and format of the image's backing file.
+
+    None: there is no backing store, it is not a file, or it is unknown.
+    """
 
     def bitmap(self, name: str) -> Bitmap | None:
         """Return the bitmap with this name; None if there is none."""

@@ -389,4 +389,8 @@ class OutsideView(Protocol):
     """An observer of guests from outside, with a clock that keeps running when guests stop."""
 
     async def blackout(self, guest: str, since: Seconds, until: Seconds) -> Seconds | None:
-        """Return the longest silence in a window of monotonic time; None if not observed."""
+        """Return the longest time, in seconds, in which the guest named `guest` did not answer.
+
+        Only the time between `since` and `until` counts; both are readings of time.monotonic().
+        None if the guest was not observed then.
+        """

@@ -97,7 +97,10 @@ class Protection:
     max_pause: Seconds = Seconds(0.5)
     """Maximum pause per epoch. A guest that would be paused for longer is not protected."""
     hold: Seconds = Seconds(5.0)
-    """How long output is buffered after the backup is lost."""
+    """Time from losing the backup until permission to run unprotected is requested.
+
+    The output stays buffered until the permission is granted.
+    """
     failover: Failover = Failover.MANUAL
     lease: Seconds = Seconds(5.0)
     """How long a renewal of the lease is valid. A restart of the database or of an agent within

@@ -182,7 +182,8 @@ class ProtectForm(Section):
         description="Maximum pause per epoch; a guest that would pause longer is not protected.",
     )
     hold: Time = Field(
-        _PROTECTION.hold, description="How long output is buffered after the backup is lost."
+        _PROTECTION.hold,
+        description="Time from losing the backup until permission to run unprotected is requested.",
     )
     failover: FailoverWord = Field(
         Failover.MANUAL,

@@ -41,7 +41,7 @@ class Case:
     ours: ProtectionStatus
     """The primary's answer; see agent_client.status."""
     theirs: ProtectionStatus
-    """The backup's answer, which was requested after the primary's answer."""
+    """The backup's answer. If the primary did not answer, this was requested after that."""
     has_lease: bool
     has_fence: bool
     word: bool

@@ -153,7 +153,7 @@ def largest_resident(smaps: str, size: Bytes) -> Bytes | None:
 async def link(
     source: Remote, target: Remote, address: str, lasts: Seconds = LINK_TIME
 ) -> LinkSeen:
-    """Measure the throughput from source to target, on a port of libvirt's migration range.
+    """Measure the throughput from source to target, on a port in libvirt's migration range.
 
     Sends zeros for `lasts` seconds. `address`: the target's address, as seen from the source.
     Raises RemoteError.
@@ -180,11 +180,12 @@ async def link(
 
 
 def link_seen(marks: Sequence[tuple[float, int]]) -> LinkSeen | None:
-    """Compute the throughput from the receiver's marks: (time, bytes so far).
+    """Compute the throughput from the receiver's marks: (seconds, bytes so far).
 
-    The result is the median of the slopes between all pairs of marks (Theil-Sen estimator; Sen,
-    1968). A receiver that waited for a CPU finds a backlog in the kernel's buffers; this raises
-    the slope of the pairs on both sides of it, but not the median.
+    Ignores the marks in the first `_BEGINNING` of the time, and uses at most about `_MARKS` of the
+    rest. The result is the median of the slopes between all pairs of these marks (Theil-Sen
+    estimator; Sen, 1968). A receiver that waited for a CPU finds a backlog in the kernel's buffers;
+    this raises the slope of the pairs on both sides of it, but not the median.
 
     Returns None if too little data arrived for a result.
     """

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 
 from vmckpt.errors import GuestLocked, VmckptError
+from vmckpt.model.guest import GuestState
 from vmckpt.policy import calendar
 from vmckpt.policy.calendar import When
 from vmckpt.policy.model import Check, Keep, Schedule
@@ -37,9 +38,14 @@ class GuestPlace:
     uuid: str
     name: str
     host: str
-    active: bool
+    state: GuestState
     seen: bool = True
     """Whether the host answers."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the guest is active; see `GuestState.is_active`."""
+        return self.state.is_active
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +225,8 @@ def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], GuestPlace
         which = "" if away is order.place else f"waiting for {away.name}: "
         return Row(order=order, last=last, due=None, why=f"{which}{away.host} does not answer")
     if not order.place.active:
-        return Row(order=order, last=last, due=None, why="the guest is shut off")
+        state = order.place.state.in_words
+        return Row(order=order, last=last, due=None, why=f"the guest is {state}")
     if shelf is None:
         return Row(order=order, last=last, due=None, why=f"store {order.store} cannot be read")
     due = calendar.due(order.when, last, scene.now, scene.zone)

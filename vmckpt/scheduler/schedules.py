@@ -96,9 +96,7 @@ def sighted(
         if known is not None and (known.place.active or not guest.state.is_active):
             continue
         seen[guest.uuid] = Sighted(
-            place=GuestPlace(
-                uuid=guest.uuid, name=guest.name, host=host.name, active=guest.state.is_active
-            ),
+            place=GuestPlace(uuid=guest.uuid, name=guest.name, host=host.name, state=guest.state),
             subject=Subject(
                 guest=guest.name,
                 guest_labels=guest.labels,

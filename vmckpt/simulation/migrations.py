@@ -192,7 +192,7 @@ class SimulatedPasses:
             self._throttle = min(self._slow.at_most, self._throttle + more)
         self._pass(dirtied)
         stood, manner = self._now - self._stalled_at, self._manner
-        why = f"no progress for {show_seconds(max(0.0, stood))}"
+        why = f"there was no progress for {show_seconds(max(0.0, stood))}"
         if not self._fired and stood >= manner.patience:
             self._fired = True
             self._do(manner.stalled, why, manner.rule)

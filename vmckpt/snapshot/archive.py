@@ -83,15 +83,16 @@ def import_(
     """
     with _explained(path), path.open("rb") as file:
         objects = _Objects(file, str(path))
-        parse_format(objects.expect(_FORMAT), str(path))
-        key, data = objects.begins("snapshots/")
-        id_ = key.rpartition("/")[2]
-        found = manifest.decode(data, id_, trusted)
-        wrapped = None
-        if found.encrypted:
-            raw = objects.expect(f"wraps/{id_}")
-            wrapped = manifest.unframed(f"wraps/{id_}", raw, str(path))
-            wrapped_keys.recipients(wrapped, id_)
+        with _in_file(objects.where):
+            parse_format(objects.expect(_FORMAT), str(path))
+            key, data = objects.begins("snapshots/")
+            id_ = key.rpartition("/")[2]
+            found = manifest.decode(data, id_, trusted)
+            wrapped = None
+            if found.encrypted:
+                raw = objects.expect(f"wraps/{id_}")
+                wrapped = manifest.unframed(f"wraps/{id_}", raw, str(path))
+                wrapped_keys.recipients(wrapped, id_)
         there = there_already(store, found, data)
         with store.receiver(encrypted=found.encrypted) as receiver:
             _fill(objects, found, receiver, progress)
@@ -119,7 +120,8 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
             told_ = format_pack.box_hash(box)
             if (name, told_) not in taken and not receiver.present.same(name, told_):
                 taken.add((name, told_))
-                receiver.add(name, box, plain)
+                with _in_file(objects.where):
+                    receiver.add(name, box, plain)
         done += len(pack)
         progress(copied_so_far("import", done))
     if left:
@@ -272,6 +274,15 @@ def _explained(path: Path) -> Iterator[None]:
         if exc.errno in _FULL:
             raise StoreFull(f"{path}: no space left", hint="free some space there") from exc
         raise StoreError(f"{path}: {exc.strerror or exc}") from exc
+
+
+@contextmanager
+def _in_file(where: str) -> Iterator[None]:
+    """Name the archive in errors about damaged objects, whose hints are otherwise for stores."""
+    try:
+        yield
+    except StoreDamaged as exc:
+        raise _damaged(where, exc.message.removeprefix(f"{where}: ")) from exc
 
 
 def _damaged(where: str, what: str) -> StoreDamaged:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.schedules import BEGIN, DAY, DB, HOUR, WEB, World, order
 from vmckpt.errors import BadInput, CaptureFailed, GuestLocked, VmckptError
+from vmckpt.model.guest import GuestState
 from vmckpt.policy.model import Check, CopyTo, Keep, Proof
 from vmckpt.scheduler.agenda import (
     COLLECT,
@@ -207,7 +208,7 @@ def test_a_check_that_cannot_be_written_down_is_not_made_again_and_again() -> No
 
 
 def test_a_guest_that_is_off_or_out_of_sight_is_left_alone_and_said_so() -> None:
-    off, away = replace(WEB, active=False), replace(DB, seen=False)
+    off, away = replace(WEB, state=GuestState.SHUT_OFF), replace(DB, seen=False)
     world = World([order("1h", off), order("1h", away)])
     world.play(HOUR)
 
@@ -275,7 +276,7 @@ def test_a_group_is_one_cut_of_all_that_run_and_stays_or_goes_as_one() -> None:
 
 
 def test_a_group_waits_for_one_that_is_out_of_sight_and_not_for_one_that_is_off() -> None:
-    away, off = replace(DB, seen=False), replace(DB, active=False)
+    away, off = replace(DB, seen=False), replace(DB, state=GuestState.CRASHED)
     world = World([order("1h", group=True), order("1h", away, group=True)])
     told = agenda(world.scene)
     assert [one for one in told.work if isinstance(one, CreateSnapshot | CreateGroup)] == []

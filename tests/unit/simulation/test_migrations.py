@@ -45,7 +45,7 @@ def test_one_that_does_not_converge_goes_on_by_post_copy_and_says_why() -> None:
     decided = [event.values for event in one.events(one.ends) if event.kind == "decided"]
 
     assert [values["action"] for values in decided] == ["switch to post-copy"]
-    assert decided[0]["reason"].startswith("no progress for")
+    assert decided[0]["reason"].startswith("there was no progress for")
     assert decided[0]["numbers"]["dirty_over_bandwidth"] > 0.9
     sampled = [as_sampled(sample) for sample in one.samples(one.ends)]
     assert any(one.estimate.converging is False for one in sampled)

@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import secret
 from tests.support.stocking import Stock, id_of, page, stocked
-from vmckpt.errors import StoreError
+from vmckpt.errors import StoreDamaged, StoreError
 from vmckpt.snapshot import archive as snapshot_archive
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import pack as format_pack
@@ -19,6 +19,7 @@ from vmckpt.store.keys.keyring import OwnKey
 from vmckpt.store.repository import Store
 
 STRANGER = OwnKey(secret("a stranger"))
+AGAIN = "export the snapshot again"
 
 
 @pytest.fixture
@@ -84,6 +85,8 @@ def test_one_flipped_bit_anywhere_in_an_export_is_refused(stock: Stock) -> None:
         with pytest.raises(StoreError) as caught:
             snapshot_archive.import_(far, file, trusted)
         assert "\n" not in str(caught.value)
+        if isinstance(caught.value, StoreDamaged):
+            assert (caught.value.hint, str(file) in str(caught.value)) == (AGAIN, True)
     cut = r"archive is truncated|the archive lacks \d+ of the snapshot's \d+ chunks?"
     for end in (0, 100, 512, 5000, len(data) - 1024, len(data) - 512, len(data) - 1):
         file.write_bytes(data[:end])
@@ -109,6 +112,7 @@ def test_a_chunk_under_a_wrong_name_does_not_get_in_where_that_can_be_seen(stock
 
     code, _, wrong = stock("import", "file", "--store", "far")
     assert (code, "does not match its digest" in wrong, ids(stock, "far")) == (41, True, set())
+    assert AGAIN in wrong
 
 
 def _rows(file: Path) -> dict[bytes, tuple[bytes, int]]:

@@ -277,7 +277,7 @@ def _drop(folder: Path) -> None:
 
 
 def _tpm_owner() -> tuple[int, int] | None:
-    """Return the user and group IDs of swtpm; None if swtpm is not installed here."""
+    """Return the IDs of the user and group that swtpm runs as; None if this host has neither."""
     for user in _TPM_USERS:
         with suppress(KeyError):
             found = pwd.getpwnam(user)

@@ -239,7 +239,8 @@ class _Keeper:
         return "backing-filename" not in json.loads(done.stdout)
 
     def _waiting(self, monitor: QmpMonitor) -> frozenset[str]:
-        xml: str = monitor.on_domain("describing the guest", lambda domain: domain.XMLDesc())
+        doing = "reading the guest's definition"
+        xml: str = monitor.on_domain(doing, lambda domain: domain.XMLDesc())
         return lazy_overlay.waiting(xml, self.sockets)
 
     def _monitor(self) -> QmpMonitor:

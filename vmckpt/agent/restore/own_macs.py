@@ -96,7 +96,11 @@ def kept_macs(order: RestoreOrder, why: str) -> str:
 
 
 def same_addresses(order: RestoreOrder, before: MacResult) -> Iterator[str]:
-    """Yield a warning if the guest still has the IP addresses of its original."""
+    """Yield a warning if the guest still has IP addresses of its original.
+
+    `before`: the result of the MAC change, which lists the original's addresses. Yields nothing if
+    the guest agent does not answer.
+    """
     if not before.addresses:
         return
     try:

@@ -29,6 +29,7 @@ from vmckpt.errors import (
     OutcomeUnknown,
     StoreDamaged,
     StoreError,
+    StreamDamaged,
     VmckptError,
 )
 from vmckpt.hypervisor import connection, domains, qmp
@@ -52,13 +53,20 @@ class Revival:
     def __init__(
         self, xml: str, private: Private, reader: Reader, channel: ControllerChannel
     ) -> None:
-        """`xml`: definition of the restored guest.
+        """`xml`: definition of the restored guest; `private`: the snapshot's private part.
 
-        Raises StoreDamaged if memory is missing, and StreamDamaged.
+        Raises StoreDamaged if memory is missing or its header is invalid, and StoreError.
         """
         self._xml, self._channel = xml, channel
         self._private, self._reader = private, reader
-        self._head, _ = parse_head(self._part("head") + b"\0")
+        try:
+            self._head, _ = parse_head(self._part("head") + b"\0")
+        except StreamDamaged as exc:
+            # The hint of the parser is for a capture.
+            raise StoreDamaged(
+                f"the snapshot's memory cannot be restored: {exc.message}",
+                hint="restore another snapshot",
+            ) from exc
         self._tail = self._part("tail")
         regions = {one.name: one for one in private.regions if one.kind is Kind.RAM}
         missing = [one.name for one in self._head.blocks if one.name not in regions]

@@ -40,7 +40,7 @@ def damaged(offset: int, found: str) -> StreamDamaged:
     """Return the error for an invalid stream. `found`: the problem at the given offset."""
     return StreamDamaged(
         f"migration stream, offset {offset}: {found}",
-        hint="try again; if the capture fails in the same way, use another capture method",
+        hint="try again; a snapshot can also use another capture method (--way)",
     )
 
 

@@ -401,7 +401,7 @@ def _seen_there(host: str, file: str) -> str:
     A live migration shows at once whether the target has the file. For a guest that is off, a
     missing disk would be noticed only when the guest is started, perhaps months later.
     """
-    return f"{host}:{file} (must be confirmed as shared)"
+    return f"{host}:{file} (the guest is off, so vmckpt must find this file there over ssh)"
 
 
 def _place(look: Look, answers: Answers, run: Evacuation) -> Place:

@@ -98,6 +98,7 @@ class Verdict:
     action: Action
     rule: str
     reason: str
+    """One or more clauses; shown after "because"."""
     numbers: Numbers
 
 
@@ -128,7 +129,7 @@ def decide(
     if track.last is None or done.paused:
         return None, done
     if terms.mode is Mode.POSTCOPY and track.iteration > 0 and _could("mode", track, done, now):
-        reason = "mode post-copy: memory is being sent"
+        reason = "the mode is postcopy, and memory is being sent"
         return _verdict(SwitchToPostcopy(), "mode", reason, numbers), replace(done, switched=True)
     for rule in terms.policy.rules:
         if not _may(rule, terms, track, done, now):
@@ -161,7 +162,7 @@ def _ends(
     limit = terms.time_limit
     if limit is None or now - track.began < limit:
         return None
-    reason = f"not complete within the time limit of {show_seconds(limit)}"
+    reason = f"the migration was not complete within the time limit of {show_seconds(limit)}"
     return Abort(Stop.TIME_LIMIT), "time limit", reason
 
 
@@ -259,7 +260,7 @@ def excess(track: PassHistory, done: AppliedActions) -> float | None:
 def _holds(
     when: RuleCondition, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> str | None:
-    """Return why all conditions hold, in words; None if a condition does not hold."""
+    """Return why all conditions hold, as clauses that follow "because"; None if one does not."""
     words: list[str] = []
     for holds in _conditions(when, terms, track, done, now):
         if holds is None:
@@ -280,7 +281,7 @@ def _conditions(
     if when.stalled_for is not None:
         stood = track.stalled_for(now, terms.policy.stall)
         held = stood > 0 and stood >= when.stalled_for
-        found.append(f"no progress for {show_seconds(stood)}" if held else None)
+        found.append(f"there was no progress for {show_seconds(stood)}" if held else None)
     if when.dirty_over_bandwidth is not None:
         ratio = track.shrink
         found.append(
@@ -296,10 +297,10 @@ def _conditions(
         found.append(_expected(when, track))
     if when.time_used is not None:
         used = Seconds(now - track.began)
-        found.append(_least(used, when.time_used, f"{show_seconds(used)} elapsed"))
+        found.append(_least(used, when.time_used, f"{show_seconds(used)} have elapsed"))
     if when.time_share is not None:
         share = 0.0 if terms.time_limit is None else (now - track.began) / terms.time_limit
-        found.append(_least(share, when.time_share, f"{share:.0%} of the time limit used"))
+        found.append(_least(share, when.time_share, f"{share:.0%} of the time limit is used"))
     if when.remaining_above is not None or when.remaining_below is not None:
         found.append(_remaining(when, track))
     return found
@@ -364,7 +365,7 @@ def _remaining(when: RuleCondition, track: PassHistory) -> str | None:
     left, above, below = track.last.remaining, when.remaining_above, when.remaining_below
     if (above is not None and left < above) or (below is not None and left > below):
         return None
-    return f"{show_bytes(left)} left"
+    return f"{show_bytes(left)} remain to be sent"
 
 
 def _numbers(track: PassHistory, done: AppliedActions, now: Seconds) -> Numbers:

@@ -55,9 +55,10 @@ class ProtectedMemory(Protocol):
         """
 
     def track(self, pause: Pause) -> None:
-        """Start to track changes, if that is needed and has not happened yet.
+        """Start tracking changes, if this is necessary and has not been done yet.
 
-        Call this before `begin`, `changes` and `compare`.
+        Call this before `begin`, `changes` and `compare`. `pause` is used only if tracking can
+        start only while the guest is paused. Raises CannotTrack, HypervisorError.
         """
 
     def prepare(self) -> None:

@@ -157,7 +157,7 @@ def parse(pack: str, data: bytes) -> Index:
     except StoreNewer as exc:
         if whole:
             raise
-        raise StoreDamaged("its version field is damaged") from exc
+        raise StoreDamaged("its content does not match its name") from exc
     if not whole:
         raise StoreDamaged("its content does not match its name")
     return index

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +22,13 @@ from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import replace_file, restore
 from vmckpt.agent.restore.files import Images
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
-from vmckpt.errors import BadInput, HypervisorError, OutcomeUnknown, VmckptError
+from vmckpt.errors import (
+    BadInput,
+    HypervisorError,
+    OutcomeUnknown,
+    StoreDamaged,
+    VmckptError,
+)
 from vmckpt.snapshot.restore.exclusivity import HostAnswer
 from vmckpt.snapshot.restore.restore import _Answers
 from vmckpt.store import parent_state, tiered_reader
@@ -142,6 +149,15 @@ def test_the_folder_of_one_that_was_killed_is_in_nobodys_way(
     (order.folder / "nbd").touch()
     carried_out(order, YES, YES)
     assert not order.folder.exists()
+
+
+def test_stored_memory_with_an_invalid_header_is_damage_and_no_failed_capture() -> None:
+    part = SimpleNamespace(name="head", size=8, chunks=[0])
+    private = SimpleNamespace(facts=SimpleNamespace(stream=[part]), chunks=[b"d"])
+    reader = SimpleNamespace(read_many=lambda _: [b"not QEVM"])
+    with pytest.raises(StoreDamaged, match="memory cannot be restored") as caught:
+        restore.Revival("<domain/>", *cast("Any", (private, reader, None)))
+    assert caught.value.hint == "restore another snapshot"
 
 
 def test_the_next_snapshot_goes_on_from_what_was_restored(

@@ -260,7 +260,7 @@ DEVICE = replace(vm("a").disks[0], kind="block", source="/dev/vg0/a")
     [
         (replace(vm("a"), disks=(DEVICE,)), {}, "its disk vda (block)"),
         (replace(vm("a"), snapshots=2), {"/srv/a.raw": True}, "snapshots; this guest has 2"),
-        (vm("a"), {}, "no storage alpha:/srv/a.raw (must be confirmed as shared)"),
+        (vm("a"), {}, "alpha:/srv/a.raw (the guest is off, so vmckpt must find this file there"),
     ],
 )
 def test_a_guest_that_is_off_goes_only_where_its_disks_are_surely_seen(

@@ -100,8 +100,8 @@ def test_all_that_held_is_said() -> None:
     )  # fmt: skip
 
     assert why(when, FOUR, now=30.0) == (
-        "pass 4 has begun, no progress for 26.0 s, a pass leaves 50% of what it sent, 30.0 s"
-        " elapsed, and 50 MiB left"
+        "pass 4 has begun, there was no progress for 26.0 s, a pass leaves 50% of what it sent,"
+        " 30.0 s have elapsed, and 50 MiB remain to be sent"
     )
     assert why(RuleCondition(precopy_excess=0.1), LEVEL) == (
         "pre-copy never reaches a downtime of 100 ms"
@@ -118,7 +118,7 @@ def test_all_that_held_is_said() -> None:
     )
     assert (
         why(RuleCondition(time_share=0.8), FOUR, now=8.0, limit=10.0)
-        == "80% of the time limit used"
+        == "80% of the time limit is used"
     )
 
 
