@@ -274,7 +274,7 @@ async def send_test(inventory: Inventory) -> Sequence[Tested]:
             hint="add webhooks:, alertmanagers: or apprise:; see docs/monitoring.md",
         )
     trouble = Trouble(
-        text="this is a test of vmckpt notify", hint="nothing has to be done", host=gethostname()
+        text="this is a test of vmckpt notify", hint="no action is needed", host=gethostname()
     )
     now = time.time()
     page = Page(key="test", state=State.ONCE, at=now, trouble=trouble)

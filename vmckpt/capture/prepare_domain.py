@@ -93,7 +93,7 @@ class _Memory(_Part):
     code = "memory"
     good = "its memory is a file that other processes can map"
     bad = "its memory is private"
-    why = "its host is not known to find written pages, so all memory must be mapped and compared"
+    why = "if its host cannot find written pages, all memory must be mapped and compared"
 
     def change(self, root: ET.Element) -> bool:
         backing = root.find("memoryBacking")
@@ -205,7 +205,7 @@ def _told(part: _Part, guest: str, *, wanted: bool, waits: bool) -> Finding:
 
 def _any_memory(root: ET.Element, guest: str) -> Finding:
     """Return the finding on memory that may be private, because the host finds written pages."""
-    text = "its memory may stay private: its host finds the pages that it writes"
+    text = "its memory may stay private: the host can find the pages that the guest writes"
     if not _Memory().lacking(root):
         text = _Memory.good
     return Finding(code="memory", severity=Severity.OK, where=guest, text=text)

@@ -184,9 +184,9 @@ def show_plays(found: "Imagined") -> None:
 
     if found.plan.going:
         output.out.print(
-            f"simulated {found.plays} times, with durations off by up to {evacuation.LUCK.off:.0%}"
-            f" and {evacuation.LUCK.fails:.0%} of the moves failing:"
-            f" took {found.total.show(show_seconds)},"
+            f"simulated {found.plays} times, with durations varied by up to"
+            f" {evacuation.LUCK.off:.0%} and {evacuation.LUCK.fails:.0%} of the moves failing:"
+            f" the run took {found.total.show(show_seconds)}, and"
             f" at least {found.arrived} of {show_count(len(found.plan.going), 'guest')} arrived"
         )
 

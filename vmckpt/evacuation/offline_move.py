@@ -329,7 +329,13 @@ async def _settle(
                 *await storage_cleanup.after_crash(step.intent, source, remotes)
             ]
     if before.state is None or before.migrating:
-        raise HypervisorError(f"{source} does not confirm that it still has the guest", host=source)
+        if not before.reachable:
+            why = f"{source} does not answer"
+        elif before.state is None:
+            why = f"neither {source} nor {target} has the guest"
+        else:
+            why = f"the guest is being migrated from {source}"
+        raise HypervisorError(why, host=source)
     async with logins(source, target) as remotes:
         left = await storage_copy.unmade(remotes, step)
     return (StepState.INTENDED if left else StepState.UNDONE), left

@@ -241,9 +241,10 @@ async def keep_checkpoints(
 async def observed(
     context: MigrationContext, guest: str, outcome: Outcome, began: Seconds, elapsed: Seconds
 ) -> Seconds | None:
-    """Return the guest's blackout as measured from outside.
+    """Return the guest's blackout, in seconds, as measured from outside.
 
-    None if the blackout was not measured, or if the migration did not complete.
+    `guest`: the guest's name; `began`: when the migration began, on the monotonic clock; `elapsed`:
+    how long it took. None if the blackout was not measured, or if the migration did not complete.
     """
     outside = context.setting.outside
     if outside is None or outcome is not Outcome.COMPLETED:

@@ -108,7 +108,10 @@ class MigrationReport:
 
 
 def passes(samples: Sequence[JobSample], began: Seconds) -> tuple[Pass, ...]:
-    """Return one row per sampled pass. A pass shorter than the sampling interval may be missing."""
+    """Return one row per sampled pass. A pass shorter than the sampling interval may be missing.
+
+    `began`: when the migration began, on the clock of the samples.
+    """
     rows = []
     for number in sorted({sample.iteration for sample in samples if sample.iteration}):
         inside = [sample for sample in samples if sample.iteration == number]

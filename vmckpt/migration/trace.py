@@ -80,7 +80,10 @@ class Tracer:
         self._began: Seconds | None = None
 
     def begin(self, header: Header, began: Seconds) -> None:
-        """Write the header of an attempt. Raises OSError if the file cannot be newly created."""
+        """Write the header of an attempt. Raises OSError if the file cannot be newly created.
+
+        `began`: when the attempt began, on the clock of the samples.
+        """
         if self._began is None:
             self._file = self._path.open("x", encoding="utf-8")
         self._began = began

@@ -60,7 +60,10 @@ def silent(_: Copied) -> None:
 
 
 def copied_so_far(phase: str, done: int, total: int | None = None, new: int = 0) -> Copied:
-    """Return a progress event; arguments are in bytes."""
+    """Return a progress event. `done`, `total`, `new`: in bytes; `total` is None if unknown.
+
+    `phase`: what is being done, such as "copy".
+    """
     of = None if total is None else Bytes(total)
     return Copied(phase=phase, done=Bytes(done), total=of, new=Bytes(new))
 
@@ -127,7 +130,10 @@ def readable(store: Store, ids: Collection[str] | None = None) -> dict[str, Publ
 
 
 def inspect(store: Store, id_: str, trusted: Collection[bytes]) -> Looked:
-    """Read a snapshot's metadata without a key. Raises StoreError."""
+    """Read a snapshot's metadata without a key. Raises StoreError.
+
+    `id_`: the snapshot's ID; `trusted`: public keys of trusted writers.
+    """
     data = store.manifest(id_)
     found = manifest.decode(data, id_, None)
     keys: tuple[str, ...] = ()
@@ -236,9 +242,9 @@ class Found:
 def find_anywhere(places: Sequence[StorePlace], open_: Open, word: str) -> Found:
     """Find a snapshot by its ID, a prefix of the ID, or its name.
 
-    A name refers to the snapshot of that name in the first store that has one. Stores that do not
-    answer are skipped. Raises NotInStore, BadInput if the word is ambiguous, and StoreError if no
-    store answers.
+    `open_`: opens a store; `word`: the ID, prefix or name. A name refers to the snapshot of that
+    name in the first store that has one. Stores that do not answer are skipped. Raises NotInStore,
+    BadInput if the word is ambiguous, and StoreError if no store answers.
     """
     if len(places) == 1:
         store = open_(places[0])

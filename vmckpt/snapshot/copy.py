@@ -135,7 +135,10 @@ def there_already(store: Store, found: Manifest, data: bytes) -> There:
 
 
 def make_place(store: Store, id_: str, there: There) -> None:
-    """Delete a damaged manifest, so that an intact one can be published. Raises StoreError."""
+    """Delete a damaged manifest, so that an intact one can be published. Raises StoreError.
+
+    `there`: the result of `there_already`; if the manifest is not damaged, nothing is deleted.
+    """
     if there is There.DAMAGED:
         store.backend.delete(f"snapshots/{id_}")
 

@@ -60,8 +60,9 @@ async def fetch_parent_state(
 ) -> str | None:
     """Copy a guest's parent state from one host to another.
 
-    Returns None on success, else the reason for the failure. Without the parent state, the next
-    snapshot is just as complete, but has to read the entire guest.
+    `guest`: the guest's UUID; `store`: the store's name; `snapshot`: ID of the snapshot whose state
+    is copied. Returns None on success, else the reason for the failure. Without the parent state,
+    the next snapshot is just as complete, but has to read the entire guest.
     """
     try:
         moved = await _Carriage(old, new).carried(guest, store, snapshot)

@@ -87,7 +87,8 @@ def chosen(disk: str, found: Sequence[Part], number: int | None) -> Part:
 def opened(export: Export, disk: str, number: int | None) -> Iterator["Files"]:
     """Open the files on a disk or in one of its partitions.
 
-    Raises BadInput, StoreError, OSError.
+    `disk`: the disk's name, for messages; `number`: the partition's number; None: the disk's only
+    file system. Raises BadInput, StoreError, OSError.
     """
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:

@@ -124,5 +124,8 @@ def wrong_with_guest(
 
 
 def way_back(snapshot: str, store: str) -> str:
-    """Return the command with which the operator can roll the guest back."""
+    """Return the command with which the operator can roll the guest back.
+
+    `snapshot`: the checkpoint's ID; `store`: the name of the store that has it.
+    """
     return f"vmckpt snapshot restore {snapshot} --store {store} --replace"

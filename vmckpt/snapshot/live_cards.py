@@ -71,7 +71,7 @@ async def finish(host: Host, guest: str, caller: Caller, *, dry: bool) -> CardSt
 
 def _reports(told: object) -> tuple[CardReport, ...]:
     if not isinstance(told, list) or len(told) > _MOST:
-        raise TypeError("the cards are not a short list")
+        raise TypeError("the list of cards is missing or too long")
     return tuple(CardReport.parse(one) for one in told)
 
 

@@ -60,7 +60,10 @@ def parts(read: Read, size: int) -> tuple[Part, ...]:
 
 
 def kind_at(read: Read, start: int, length: int) -> str:
-    """Return the file system at an offset; empty if it is unknown."""
+    """Return the kind of the file system in a partition; empty if it is unknown.
+
+    `start`, `length`: the partition's offset on the disk and its size, in bytes.
+    """
     for offset, mark, kind in _MARKS:
         end = offset + len(mark)
         if end <= length and bytes(read(start + offset, len(mark))) == mark:

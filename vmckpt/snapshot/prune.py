@@ -61,7 +61,10 @@ class Survey:
 
 
 def survey(store: Store, trusted: Collection[bytes]) -> Survey:
-    """Read all snapshots of a store. Raises StoreError."""
+    """Read all snapshots of a store.
+
+    `trusted`: public keys of trusted writers. Raises StoreError.
+    """
     known: dict[str, Public] = {}
     left: dict[str, tuple[Public | None, str]] = {}
     pins = store.pins()

@@ -89,6 +89,9 @@ def rewrap(
 ) -> bytes:
     """Return new wraps of the same data key.
 
+    `wrapped`: the present wraps; `identity`: opens one of them; `admins`: public keys for which the
+    data key is wrapped from now on.
+
     Raises KeyRefused if the data key is not wrapped for this identity, and StoreDamaged if the wrap
     contains a different data key.
     """

@@ -62,9 +62,10 @@ class Assembly:
             raise StoreDamaged("the length of a map does not match its region")
 
     def pieces(self, start: int = 0, count: int | None = None) -> Iterator[Piece]:
-        """Yield units in order, in pieces of at most one window. Raises StoreError.
+        """Yield `count` units from `start` on, in pieces of at most one window. Raises StoreError.
 
-        Each piece is valid until the next piece is requested.
+        `count`: None: all units after `start`. Each piece is valid until the next piece is
+        requested.
         """
         end = len(self._map) if count is None else start + count
         for first in range(start, end, self._window):
@@ -97,7 +98,10 @@ class Assembly:
         return data if len(data) == length else data[begin : begin + length]
 
     def zeros(self, offset: int, length: int) -> Iterator[tuple[int, bool]]:
-        """Split a range into runs. Yields each run's length and whether the run is all zeros."""
+        """Split a range, given in bytes, into runs.
+
+        Yields each run's length, in bytes, and whether the run is all zeros.
+        """
         first, end = offset // self._unit, offset + length
         filled = self._map[first : -(-end // self._unit)] != ZERO
         cuts = [0, *(np.flatnonzero(np.diff(filled)) + 1).tolist(), len(filled)]

@@ -101,7 +101,7 @@ class GcDecision:
 
 
 def dead_locks(found: Sequence[LockSeen], now: Seconds, terms: GcTerms) -> tuple[str, ...]:
-    """Return the keys of locks whose owners are dead.
+    """Return the keys of locks whose owners are dead. `now`: by the store's clock.
 
     Excludes the lock of a garbage collection, because the next collection takes that lock over.
     """

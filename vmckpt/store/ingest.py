@@ -285,7 +285,7 @@ class _One:
         lost = same if past is None else self._again(past, start, same)
         if (lost & window.unread).any():
             raise StoreError(
-                "the store no longer has memory of the previous snapshot",
+                "the store lacks chunks of the previous snapshot's memory",
                 hint="take the snapshot again: it then reads all memory",
             )
         data: Flags = (window.what == _CODES[What.DATA]) | lost

@@ -186,7 +186,7 @@ def list_locks(backend: Backend) -> Iterator[LockSeen]:
 
 
 def parse_lock(one: Stored, raw: bytes, where: str) -> LockSeen:
-    """Parse a lock.
+    """Parse a lock. `raw`: its content; `where`: the store's name, for messages.
 
     An unreadable lock is treated as the lock of a writer that has seen no pending deletion. So it
     delays all deletions until it expires.

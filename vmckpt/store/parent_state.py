@@ -76,7 +76,8 @@ def load(folder: Path) -> ParentState | None:
 def amend(folder: Path, extra: Mapping[str, Any]) -> None:
     """Update the capture methods' data in a parent state.
 
-    Does not change a missing or damaged state. Raises OSError.
+    `folder`: directory of the state; `extra`: the values to add or replace. Does not change a
+    missing or damaged state. Raises OSError.
     """
     try:
         own, _, told = (folder / "line.json").read_bytes().partition(b"\n")
@@ -166,8 +167,9 @@ class Draft:
     ) -> None:
         """Replace the previous parent state with this draft. Raises OSError.
 
-        If the process is killed during the replacement, the parent state is missing or damaged.
-        Later snapshots then ignore it.
+        `snapshot`: the new snapshot's ID; `chunks`: digests of its chunk table; `maps`: the map of
+        each region; `extra`: data of the capture methods. If the process is killed during the
+        replacement, the parent state is missing or damaged. Later snapshots then ignore it.
         """
         for name, map_ in maps.items():
             np.save(self._new / f"{self._number(name)}.map.npy", map_, allow_pickle=False)

@@ -42,7 +42,10 @@ class Present:
         return names[~self.own.has(names)]
 
     def same(self, name: bytes, told: bytes) -> bool:
-        """Return whether a foreign pack contains a sealed chunk with this name and this hash."""
+        """Return whether a foreign pack contains a sealed chunk with this name and this hash.
+
+        `told`: the hash of the sealed chunk, from `format.pack.box_hash`.
+        """
         return any(one.hash == told for one in self.foreign.places(name))
 
 

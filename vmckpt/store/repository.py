@@ -55,7 +55,7 @@ class Store:
 
     @classmethod
     def create(cls, backend: Backend, *, cache: Path | None = None) -> "Store":
-        """Create a new store.
+        """Create a new store. `cache`: directory for copies of its pack indexes; None: no cache.
 
         Raises BadInput if the location already contains a store, and StoreError.
         """
@@ -275,7 +275,10 @@ def small_objects(backend: Backend) -> Iterator[Stored]:
 
 
 def bare(error: StoreError, store: Store, key: str) -> str:
-    """Return an error's message without the store's and the object's name at the beginning."""
+    """Return an error's message without the store's and the object's name at the beginning.
+
+    `key`: the object's key in the store.
+    """
     message = error.message.removeprefix(f"{store.backend.where}: ").removeprefix(key)
     return message.removeprefix(": ").removeprefix(" is damaged: ").strip()
 
@@ -294,9 +297,10 @@ def _checked(id_: str) -> str:
 def opened(place: StorePlace, *, cache: Path | None = None) -> Store:
     """Open a store that is listed in the inventory.
 
-    Raises NotInStore if the location contains no store, BadInput for an invalid URL, and
-    StoreError. Also raises StoreError if the location contains a different store: an unmounted
-    mount point may contain a store, and snapshots written to that store would not be found again.
+    `cache`: directory for copies of its pack indexes; None: no cache. Raises NotInStore if the
+    location contains no store, BadInput for an invalid URL, and StoreError. Also raises StoreError
+    if the location contains a different store: an unmounted mount point may contain a store, and
+    snapshots written to that store would not be found again.
     """
     try:
         store = Store.open(backend_of(place.url), cache=cache)

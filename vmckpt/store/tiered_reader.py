@@ -57,7 +57,10 @@ class TieredReader(Reader):
 
 
 def others(places: Sequence[StorePlace], cache: Path | None) -> Iterator[Store]:
-    """Open the stores from which lost chunks can be read. Skips stores that cannot be opened."""
+    """Open the stores from which lost chunks can be read. Skips stores that cannot be opened.
+
+    `cache`: see `repository.opened`.
+    """
     for place in places:
         try:
             yield opened(place, cache=cache)

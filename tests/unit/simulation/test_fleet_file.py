@@ -124,7 +124,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "h1 cannot be both evacuated and a target; name other" in capsys.readouterr().err
     assert app.run(["evacuate", "h1", "--fleet", path, "--dry-run"]) == 21
     said = capsys.readouterr()
-    assert "simulated 10 times, with durations off by up to 30%" in said.out
+    assert "simulated 10 times, with durations varied by up to 30%" in said.out
     assert "30% and 2% of the moves failing" in said.out
     assert "at least 6 of 6 guests arrived" in said.out
     assert all(len(line) <= 80 for line in said.out.splitlines() if line.startswith("a"))

@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_taken_from_the_snapshot_before() -> None:
     assert second.counts.new == len(written) * 4096
     for one in first.chunks:
         store.chunks.pop(one)
-    with pytest.raises(StoreError, match="no longer has memory of the previous snapshot"):
+    with pytest.raises(StoreError, match="lacks chunks of the previous snapshot's memory"):
         ingested(store, region, first)
 
 

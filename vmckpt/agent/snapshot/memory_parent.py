@@ -39,7 +39,7 @@ def memory_parent(past: ParentState | None, has: Callable[[bytes], bool]) -> Mem
     for map_ in maps.values():
         used[slots_of(map_[map_ != ZERO])[0]] = True
     if not all(has(past.chunks[index]) for index in np.flatnonzero(used).tolist()):
-        return MemoryParent(None, "the store no longer has all memory of the previous snapshot")
+        return MemoryParent(None, "the store lacks chunks of the previous snapshot's memory")
     return MemoryParent(int(past.extra["copy"]), "", maps)
 
 

@@ -44,7 +44,7 @@ def put_back(order: PutBackOrder, _: ControllerChannel | None = None) -> dict[st
             published = any(one.id == order.snapshot for one in store.manifests())
         except VmckptError as exc:
             if not order.dry:
-                exc.message = f"the guest is back in its normal state; {exc.message}"
+                exc.message = f"the snapshot's changes to the guest were undone; {exc.message}"
             raise
         if not order.dry and not published:
             _forget(order)

@@ -63,7 +63,7 @@ class Why(Enum):
     NOT_WANTED = "another method was chosen"
     NOT_SUPPORTED = "QEMU cannot save its devices' state without its memory"
     NOT_FOUND = "the address of a block of memory is not known"
-    GONE = "QEMU's memory has changed"
+    GONE = "QEMU's memory mappings have changed, or cannot be read"
     ENDED = "QEMU has ended"
 
 

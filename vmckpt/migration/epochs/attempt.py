@@ -205,7 +205,8 @@ class _Attempt:
                 step_log.answer(request, ok=True, text="cancelling")
             case SetDowntime(limit):
                 self._limit = limit
-                step_log.answer(request, ok=True, text=f"the last epoch is limited to {limit:g} s")
+                text = f"the last epoch begins when it is expected to take at most {limit:g} s"
+                step_log.answer(request, ok=True, text=text)
             case str():
                 step_log.answer(request, ok=False, text=wanted)
             case _:

@@ -35,7 +35,8 @@ def one_guest(name: str, found: Sequence[GuestAt], *, to: str) -> dict[str, Gues
 def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | None:
     """Return the host that has the guest, given its state on each host; None if no host has it.
 
-    A running copy counts even if another copy is paused: the paused copy is the other end of a
+    `to`: the migration's target, where a definition does not count if another host has the guest. A
+    running copy counts even if another copy is paused: the paused copy is the other end of a
     migration. Raises OutcomeUnknown if two copies are running, or if none is running and several
     are active, as during a switchover. The hosts must be different hosts; see model.same_host.
     """

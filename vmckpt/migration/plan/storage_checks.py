@@ -132,7 +132,7 @@ _PROVE = {
 def _unproven(guest: Guest, disk: Disk, what: str) -> Finding:
     return warning(
         "storage-unproven", guest.name,
-        f"{what} is not confirmed to be the same on both hosts{LIBVIRT_DECIDES}",
+        f"it is unknown whether {what} is the same on both hosts{LIBVIRT_DECIDES}",
         _PROVE.get(disk.kind, "make sure that both hosts have the same data under this name"),
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def _data_file(facts: Facts, guest: Guest, disk: Disk, path: str) -> Iterator[Fi
     elif facts.same_file.get(path) is None:
         yield warning(
             "storage-unproven", guest.name,
-            f"{what} is not confirmed to be the same on both hosts{LIBVIRT_DECIDES}",
+            f"it is unknown whether {what} is the same on both hosts{LIBVIRT_DECIDES}",
             _PROVE["file"],
         )  # fmt: skip
 

@@ -54,7 +54,10 @@ async def after_crash(
 
 
 async def give_room(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...]:
-    """Allocate images (see CopyPlan.room). Returns errors, one per line."""
+    """Allocate images on the target. Returns the errors, one text for each image.
+
+    `room`: size of each image, by path; see CopyPlan.room.
+    """
     troubles = []
     for path, size in room.items():
         try:

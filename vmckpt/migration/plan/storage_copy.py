@@ -248,14 +248,14 @@ def _image(
     if image.snapshots and wish.remove:
         yield blocker(
             "disk-snapshots", source,
-            f"removing {_named(drive)} also removes {internal}",
+            f"{_named(drive)} has {internal}, which would be removed with the source's image",
             "delete the snapshots, or set left_behind: keep in the policy",
         )  # fmt: skip
     elif image.snapshots:
         yield Finding(
             code="disk-snapshots", severity=Severity.WARNING, where=source,
             text=f"{_named(drive)} is copied without its {internal}",
-            hint="keep the image on the source",
+            hint="keep the source's image if the snapshots are needed",
         )  # fmt: skip
 
 

@@ -31,8 +31,9 @@ async def act(
 ) -> Answer:
     """Carry out a request as the operation's controller. Returns the answer.
 
-    Raises BadInput if the guest had not begun to move; InventoryError if a host is not in the
-    inventory; HypervisorError, HostUnreachable, OutcomeUnknown, JournalError or LeaseLost.
+    `arguments`: of the request, as stored in the journal; `recorder`: of the operation. Raises
+    BadInput if the guest had not begun to move; InventoryError if a host is not in the inventory;
+    HypervisorError, HostUnreachable, OutcomeUnknown, JournalError or LeaseLost.
     """
     if operation.guest_uuid is None:
         raise BadInput(f"{operation.id} had not begun to move {operation.guest}")

@@ -475,7 +475,7 @@ def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Po
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """Recover a migration. See `vmckpt.recovery.Handler`."""
+    """Recover a migration. See `vmckpt.recovery.Handler`. Raises InventoryError."""
     setting = setting_of(case.operation, case.inventory, policies)
     async with Recovery(setting, open_steps(case.operation, case.steps)) as recovery:
         verdict = await recovery.decide()

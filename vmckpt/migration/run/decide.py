@@ -203,7 +203,7 @@ def _held(rule: str, done: AppliedActions, now: Seconds) -> bool:
 
 
 def refused(done: AppliedActions, rule: str, now: Seconds) -> AppliedActions:
-    """Return the state after a rule's action was refused."""
+    """Return the state after the action of the rule named `rule` was refused at `now`."""
     others = tuple(one for one in done.refused if one[0] != rule)
     return replace(done, refused=(*others, (rule, now)))
 

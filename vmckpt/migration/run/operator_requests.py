@@ -31,7 +31,10 @@ class StepLog(Protocol):
         """Answer a request. `ok`: whether it was carried out; `text`: the answer."""
 
     async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
-        """Record what is about to be done to the guest. Raises JournalError or LeaseLost."""
+        """Record what is about to be done to the guest. Raises JournalError or LeaseLost.
+
+        `step`: the step's name; `intent`: what recovery needs to know about the step, as JSON.
+        """
 
     async def refused(self, step: str) -> None:
         """Record that the last step of this name was not carried out.

@@ -174,7 +174,10 @@ class _Pass:
 
 
 def estimate(samples: Sequence[JobSample], max_downtime: Seconds) -> Estimate:
-    """Return an estimate of the remaining time, as of the last sample; unknown fields are None."""
+    """Return an estimate of the remaining time, as of the last sample; unknown fields are None.
+
+    `max_downtime`: the downtime limit at which QEMU switches over.
+    """
     if not samples or (now := samples[-1]).bandwidth <= 0:
         return Estimate(low=None, high=None, converging=None)
     rest = Seconds(now.remaining / now.bandwidth)
@@ -225,8 +228,9 @@ def _after(
 def share_done(estimate: Estimate, elapsed: Seconds) -> float:
     """Return the fraction of the expected time that has passed, 0 to 1; 0 while unknown.
 
-    The amount of memory sent is not used: pages are sent repeatedly, so this amount exceeds the
-    total, and the remaining amount rises again with every pass.
+    `elapsed`: time since the migration began. The amount of memory sent is not used: pages are sent
+    repeatedly, so this amount exceeds the total, and the remaining amount rises again with every
+    pass.
     """
     if estimate.low is None or elapsed <= 0:
         return 0.0
@@ -269,7 +273,10 @@ class ProgressTracker:
         return sample
 
     def tell(self, sample: JobSample, max_downtime: Seconds, emit: Callable[[Event], None]) -> None:
-        """Emit a sample, with an estimate of the remaining time."""
+        """Pass a sample to `emit`, with an estimate of the remaining time.
+
+        `max_downtime`: the downtime limit at which QEMU switches over.
+        """
         guess = self._estimate(sample, max_downtime)
         share = share_done(guess, Seconds(sample.at - self.track.began))
         self._share = max(self._share, share)

@@ -76,7 +76,8 @@ def endings(
 ) -> Iterator[Ending]:
     """Yield the ending after a switch now, then after later switches, in the order of time.
 
-    If pre-copy converges, its ending is the last.
+    `here`: the current pass; `max_downtime`: the downtime at which pre-copy completes. If pre-copy
+    converges, its ending is the last.
     """
     at_once = network.precopy * max_downtime
     waited, steps = 0.0, _STEPS

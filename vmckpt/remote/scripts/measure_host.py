@@ -198,19 +198,22 @@ def memory(uuid: str, name: str, size: int, samples: int, times: list[float]) ->
 def listen(address: str, token: str, seconds: float) -> object:
     """Wait for a sender in a child process, which exits by itself. Returns the port.
 
-    Raises MeasureRefused if no port is free.
+    Raises MeasureRefused if it cannot listen at `address` on any port in the migration range.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
+    last: OSError | None = None
     for port in PORTS:
         try:
             server.bind((address, port))
             server.listen(4)
             break
-        except OSError:
-            continue
+        except OSError as exc:
+            last = exc
     else:
-        raise MeasureRefused("no port of libvirt's migration range is free")
+        raise MeasureRefused(
+            f"cannot listen at {address} on any port in libvirt's migration range: {last}"
+        )
     if os.fork():
         return {"port": server.getsockname()[1]}
     # The child and its port must be gone after this time, whatever happens.

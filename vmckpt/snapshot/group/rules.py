@@ -52,7 +52,8 @@ class Meeting:
 def arrived(meeting: Meeting, member: str, phase: Phase, now: float) -> Meeting:
     """Record that a member has reached a phase. Returns the new state.
 
-    Raises ValueError if the member or phase is not expected now.
+    `now`: in monotonic seconds, here and in the functions below. Raises ValueError if the member or
+    phase is not expected now.
     """
     if member not in meeting.members or phase is not meeting.phase or member in meeting.here:
         raise ValueError(f"{member} reports {phase} while the group waits for {meeting.phase}")

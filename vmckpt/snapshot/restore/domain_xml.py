@@ -280,7 +280,8 @@ def _disks(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.Ele
 def wanted(stored: str | None, came_back: str) -> str | None:
     """Return the definition to store for a restored guest; None: keep the stored definition.
 
-    Raises ValueError if one of the definitions is invalid.
+    `stored`: the host's definition; None: the host has none. `came_back`: the definition in the
+    snapshot, as adapted for the restore. Raises ValueError if one of the definitions is invalid.
     """
     if stored is None:
         return came_back

@@ -11,7 +11,11 @@ from vmckpt.store.format.metadata import Public
 
 
 def hook_env(public: Public, store: str, *, guest: str, uuid: str, host: str) -> Mapping[str, str]:
-    """Return the hook's environment: the restored guest, its host and its snapshot. Pure."""
+    """Return the hook's environment: the restored guest, its host and its snapshot. Pure.
+
+    `public`: the snapshot's public part; `store`: name of its store; `guest`, `uuid`: of the
+    restored guest, which differ from those in the snapshot if the guest is a fork.
+    """
     made_at = datetime.fromtimestamp(public.made_at, UTC).isoformat(timespec="seconds")
     return {
         "VMCKPT_SNAPSHOT": public.id,

@@ -168,7 +168,11 @@ async def _agent(hypervisor: Hypervisor, uuid: str) -> bool:
 
 
 async def discard(host: Host, snapshot: str, name: str, images: Mapping[str, str]) -> None:
-    """Destroy the guest of a boot test and remove its images. Repeatable. Raises VmckptError."""
+    """Destroy the guest of a boot test and remove its images; may be repeated.
+
+    `snapshot`: the ID of the tested snapshot; `name`: the test guest's name; `images`: path of the
+    image of each disk. Raises VmckptError.
+    """
     async with Hypervisor(host) as hypervisor:
         await domains.remove(hypervisor, name)
     order = DiscardOrder(snapshot=snapshot, images=images)

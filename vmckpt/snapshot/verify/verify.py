@@ -69,7 +69,7 @@ class Known:
         return found
 
     def add(self, digests: Names, lengths: Lengths) -> None:
-        """Add the lengths of chunks that were read; chunks of length 0 are ignored."""
+        """Add the lengths, in bytes, of chunks that were read; chunks of length 0 are ignored."""
         good = lengths > 0
         names = NameSet([self._names.names, digests[good]])
         merged = np.zeros(len(names), dtype=np.uint32)

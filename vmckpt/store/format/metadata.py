@@ -221,5 +221,8 @@ def loaded(form: TypeAdapter[T], text: bytes) -> T:
 
 
 def new_id(entropy: bytes, letter: str = "s") -> str:
-    """Build a snapshot ID from 10 random bytes. With the letter "g", build a group ID."""
+    """Build an ID from 10 random bytes.
+
+    `letter`: the ID's first letter: "g" for the ID of a group, else of a snapshot.
+    """
     return f"{letter}-{base64.b32encode(entropy[:10]).decode().lower()}"

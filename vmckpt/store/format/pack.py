@@ -149,7 +149,8 @@ def parse_tail(data: bytes, size: int) -> Index:
 def parse(pack: str, data: bytes) -> Index:
     """Verify every bit of a complete pack, and return the pack's index.
 
-    Raises StoreDamaged, StoreNewer.
+    `pack`: its ID, which is the BLAKE3 hash of `data` in hex digits. Raises StoreDamaged,
+    StoreNewer.
     """
     whole = blake3(data).hexdigest() == pack
     try:
@@ -205,7 +206,10 @@ def salvage(data: bytes) -> tuple[NDArray[np.void], NDArray[np.void]]:
 
 
 def checked_box(name: bytes, box: bytes | memoryview, plain: int) -> None:
-    """Check a sealed chunk's name and sizes. Raises BadInput."""
+    """Check a sealed chunk's name and sizes. Raises BadInput.
+
+    `box`: the sealed chunk; `plain`: its length before sealing, in bytes.
+    """
     if len(name) != NAME or len(box) > MOST_BOX or not 0 < plain <= MOST_PLAIN:
         raise BadInput(
             f"invalid chunk of {plain} bytes, sealed {len(box)} bytes, with a name of {len(name)}"

@@ -73,7 +73,10 @@ def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519Priv
 
 
 def text(private: X25519PrivateKey, passphrase: str | None, *, cost: int = COST) -> str:
-    """Return the text of an identity file. Raises KeyRefused if the passphrase is empty."""
+    """Return the text of an identity file. Raises KeyRefused if the passphrase is empty.
+
+    `passphrase`: None: do not encrypt the key; `cost`: binary logarithm of scrypt's cost.
+    """
     if passphrase is None:
         line = key_text(KeyKind.IDENTITY, private.private_bytes_raw())
     else:
@@ -90,7 +93,10 @@ def public_of(private: X25519PrivateKey) -> bytes:
 
 
 def locked(secret: bytes, passphrase: str, cost: int = COST) -> bytes:
-    """Encrypt a 32-byte secret with a passphrase. Raises KeyRefused if the passphrase is empty."""
+    """Encrypt a 32-byte secret with a passphrase. Raises KeyRefused if the passphrase is empty.
+
+    `cost`: binary logarithm of scrypt's cost.
+    """
     if not passphrase:
         raise KeyRefused(
             "the passphrase is empty", hint="enter a passphrase, or choose not to use one"

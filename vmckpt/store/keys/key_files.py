@@ -61,7 +61,7 @@ def _fill(path: Path, text: str) -> None:
 def read(path: Path, *, secret: bool) -> str | None:
     """Return a file's text; None if the file does not exist.
 
-    Raises KeyRefused, for example if other users can read a secret file.
+    `secret`: refuse a file that other users can read. Raises KeyRefused.
     """
     try:
         # Without O_NONBLOCK, opening a FIFO would wait for a writer.

@@ -153,7 +153,8 @@ class Keyring:
     def add_admin(self, name: str, text: str) -> Named:
         """Add an administrator's key. New snapshots are encrypted for this key as well.
 
-        If there is no salt yet, creates the salt. Raises KeyRefused.
+        `name`: a name for the key; `text`: the public key in text form. If there is no salt yet,
+        creates the salt. Raises KeyRefused.
         """
         named = Named(name, parse_key(text, KeyKind.ADMIN), KeyKind.ADMIN)
         _usable(named.key)
@@ -183,7 +184,10 @@ class Keyring:
         return self._list("writers", KeyKind.WRITER)
 
     def trust(self, name: str, text: str) -> Named:
-        """Trust another writer's signatures. Raises KeyRefused."""
+        """Trust another writer's signatures. Raises KeyRefused.
+
+        `name`: a name for the writer; `text`: its public key in text form.
+        """
         named = Named(name, parse_key(text, KeyKind.WRITER), KeyKind.WRITER)
         try:
             Ed25519PublicKey.from_public_bytes(named.key)

@@ -39,7 +39,8 @@ _SUM = 32
 def wrap(data_key: bytes, snapshot: str, admins: Collection[bytes]) -> bytes:
     """Wrap a data key for the administrators' public keys. Returns the wraps object.
 
-    Raises KeyRefused if there are no keys or too many keys, or if a key is not usable.
+    `snapshot`: ID of the snapshot whose data key this is. Raises KeyRefused if there are no keys or
+    too many keys, or if a key is not usable.
     """
     if not 0 < len(set(admins)) <= MOST:
         raise KeyRefused(

@@ -65,7 +65,7 @@ def put_back(state: Path, url: str, id_: str | None = None) -> dict[str, Any]:
 
 
 def test_the_guest_is_put_back_though_the_store_is_away(tmp_path: Path, done: list[str]) -> None:
-    with pytest.raises(StoreError, match="the guest is back in its normal state; "):
+    with pytest.raises(StoreError, match="the snapshot's changes to the guest were undone; "):
         put_back(tmp_path, "/nowhere/store")
     assert done == ["capture", "backup None"]
     assert not (tmp_path / "spool" / "s-1").exists()
@@ -73,9 +73,7 @@ def test_the_guest_is_put_back_though_the_store_is_away(tmp_path: Path, done: li
 
 def test_another_store_that_lies_there_is_not_asked(tmp_path: Path, done: list[str]) -> None:
     Store.create(LocalFolder(tmp_path / "other"))
-    with pytest.raises(
-        StoreError, match=r"the guest is back in its normal state; .* is not the store"
-    ):
+    with pytest.raises(StoreError, match=r"changes to the guest were undone; .* is not the store"):
         put_back(tmp_path, str(tmp_path / "other"), "the-right-one")
     assert done == ["capture", "backup None"]
 

@@ -333,7 +333,8 @@ async def test_another_terminal_cancels_and_sets_the_downtime_and_nothing_else(o
     assert told["pause"] == (False, "not available in mode checkpoint")
     assert told["bandwidth"] == (False, "not available in mode checkpoint")
     assert told["postcopy"][0] is False
-    assert told["max-downtime"] == (True, "the last epoch is limited to 2 s")
+    begins = "the last epoch begins when it is expected to take at most 2 s"
+    assert told["max-downtime"] == (True, begins)
 
 
 @pytest.mark.looptime

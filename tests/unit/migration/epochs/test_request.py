@@ -97,8 +97,8 @@ def test_a_disk_that_was_not_seen_to_be_the_same_there_is_a_reason_against_it(
     assert [one.severity for one in unproven] == [Severity.WARNING]
     (one,) = found(unproven)
     assert (one.code, one.severity) == ("storage-unproven", Severity.BLOCKER)
-    assert one.text.endswith("is not confirmed to be the same on both hosts; mode checkpoint"
-                             " does not check this")  # fmt: skip
+    assert one.text.startswith("it is unknown whether disk ")
+    assert one.text.endswith("is the same on both hosts; mode checkpoint does not check this")
     assert looks["asked"] == 0
 
 
