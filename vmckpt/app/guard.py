@@ -9,6 +9,7 @@ from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, Cancelled, KeyRefused, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import recorder as journal
+from vmckpt.journal.cancel_requests import answered
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.disk import StorePlace
@@ -71,7 +72,8 @@ async def guard(
         was_paused=paused,
     )  # fmt: skip
     try:
-        return await work.run()
+        async with answered(recorder, caller.stop):
+            return await work.run()
     finally:
         await asyncio.to_thread(recorder.close)
 

@@ -286,7 +286,7 @@ def cancel(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
     """Cancel a running job.
 
     When a migration is cancelled, the guest keeps running on the source. When an evacuation is
-    cancelled, no more moves are started.
+    cancelled, no more moves are started. Other jobs end as with Ctrl-C in their terminal.
 
     Examples:
 

@@ -29,11 +29,11 @@ from vmckpt.evacuation.task import Task
 from vmckpt.hypervisor import lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import jobs
+from vmckpt.journal.cancel_requests import stop_requested
 from vmckpt.journal.evacuation_progress import MOVE, SHUT_DOWN, STANDBY
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
 from vmckpt.migration import service as moves
-from vmckpt.migration.cancellable import stop_requested
 from vmckpt.migration.plan import preflight
 from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import MigrateRequest, PolicyOverrides, Setting

@@ -1,8 +1,7 @@
 """Wait for work that can be cancelled from this terminal or another."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from typing import TypeVar
 
 from vmckpt.errors import Cancelled
@@ -11,25 +10,6 @@ from vmckpt.migration.run.operator_requests import StepLog
 
 T = TypeVar("T")
 _EVERY = 0.2
-
-
-@asynccontextmanager
-async def stop_requested(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
-    """Yield a stop event for one of several jobs.
-
-    The event is set when `all_` is set. Setting the event itself does not stop the other jobs.
-    """
-    stop = asyncio.Event()
-
-    async def follow() -> None:
-        await all_.wait()
-        stop.set()
-
-    task = asyncio.create_task(follow())
-    try:
-        yield stop
-    finally:
-        task.cancel()
 
 
 async def cancellable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:

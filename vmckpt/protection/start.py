@@ -16,6 +16,7 @@ from vmckpt.agent import client as agent_client
 from vmckpt.errors import BadInput, Cancelled, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal.cancel_requests import cancellable_job
 from vmckpt.journal.recorder import JournalStepLog, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.lease.terms import LeaseTerms
@@ -90,9 +91,12 @@ async def _protect(
             "terms": request.terms.as_json(),
         },
     )  # fmt: skip
-    async with recorded(new, guest.uuid, caller.warn) as recorder:
+    async with (
+        recorded(new, guest.uuid, caller.warn) as recorder,
+        cancellable_job(recorder, caller) as mine,
+    ):
         beginning = Beginning(
-            setting, request, guest, looked=looked, taken=taking.images, caller=caller,
+            setting, request, guest, looked=looked, taken=taking.images, caller=mine,
             step_log=JournalStepLog(recorder),
         )  # fmt: skip
         status = await beginning.run(told)

@@ -18,6 +18,7 @@ from vmckpt.agent.protocol import error_as_json
 from vmckpt.agent.results import CreateResult
 from vmckpt.errors import BadInput, GuestLocked, VmckptError
 from vmckpt.journal import controller_identity, jobs
+from vmckpt.journal.cancel_requests import cancellable_job
 from vmckpt.journal.recorder import JournalStepLog, Recorder, recorded
 from vmckpt.journal.records import NewOperation, Operation
 from vmckpt.model.disk import StorePlace
@@ -162,9 +163,10 @@ async def take(
     async with (
         client.shared_logins(host),
         recorded(new, guest.uuid, caller.warn) as recorder,
+        cancellable_job(recorder, caller) as mine,
     ):
         late = await follow(host, store, guest, hosts)
-        taken = await SnapshotSession(host, store, keys, caller, recorder).run(guest, request)
+        taken = await SnapshotSession(host, store, keys, mine, recorder).run(guest, request)
         taken = replace(taken, warnings=(*late, *taken.warnings))
         recorder.finish(Outcome.COMPLETED, taken.as_json())
         return taken

@@ -15,6 +15,7 @@ from vmckpt.errors import BadInput, GuestLocked, RemoteError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import Definition
+from vmckpt.journal.cancel_requests import cancellable_job
 from vmckpt.journal.recorder import JournalStepLog, OrphanedJob, Recorder, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.events import Caller
@@ -103,15 +104,18 @@ async def make_ready(host: Host, name: str, caller: Caller, *, live: bool = Fals
         new = NewOperation(
             kind="prepare", guest=guest.name, guest_uuid=guest.uuid, source=host.name, detail={}
         )
-        async with recorded(new, guest.uuid, caller.warn) as recorder:
-            cards = await _replaceable(host, guest, caller) if live else None
+        async with (
+            recorded(new, guest.uuid, caller.warn) as recorder,
+            cancellable_job(recorder, caller) as mine,
+        ):
+            cards = await _replaceable(host, guest, mine) if live else None
             definition, found = await _read(hypervisor, guest)
             changed = found.xml is not None
             if found.xml is not None:
                 await _write(hypervisor, guest, definition, found.xml, recorder)
             if cards is not None and cards.to_do:
                 await _intend(cards, recorder)
-                cards = await live_cards.replace(host, guest.uuid, caller)
+                cards = await live_cards.replace(host, guest.uuid, mine)
                 _, found = await _read(hypervisor, guest)
             done = _told(host, guest, found, changed=changed, job=recorder.id, live=cards)
             recorder.finish(Outcome.COMPLETED, done.as_json())

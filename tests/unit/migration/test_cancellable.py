@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from vmckpt.errors import Cancelled
-from vmckpt.migration.cancellable import cancellable, stop_requested
+from vmckpt.migration.cancellable import cancellable
 
 
 @pytest.mark.looptime
@@ -49,15 +49,3 @@ async def test_work_that_ends_in_time_answers() -> None:
         return "done"
 
     assert await cancellable(works(), asyncio.Event()) == "done"
-
-
-async def test_one_of_several_stops_alone_and_all_stop_together() -> None:
-    every = asyncio.Event()
-    async with stop_requested(every) as mine, stop_requested(every) as other:
-        mine.set()
-        await asyncio.sleep(0)
-        assert (every.is_set(), other.is_set()) == (False, False)
-        every.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert other.is_set()

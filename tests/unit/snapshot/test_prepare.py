@@ -1,5 +1,6 @@
 """What a guest lacks, what is written into its definition, and what recovery says of it."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from vmckpt.hypervisor.domains import Definition
 from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.store import Journal
+from vmckpt.model.events import Caller
 from vmckpt.model.finding import Severity
 from vmckpt.model.guest import Guest, GuestJob, GuestState
 from vmckpt.model.host import HostProbe
@@ -27,7 +29,12 @@ from vmckpt.snapshot.request import Step
 from vmckpt.units import Seconds
 
 BARE = "<domain type='kvm'><name>web1</name><uuid>0d3f</uuid><devices/></domain>"
-CALLER = cast("Any", type("Caller", (), {"warn": print})())
+
+
+def caller() -> Caller:
+    return Caller(emit=lambda _: None, warn=print, stop=asyncio.Event())
+
+
 READY = """<domain type='kvm'><name>web1</name><uuid>0d3f</uuid><genid>77ff</genid>
   <memoryBacking><source type='file'/><access mode='shared'/></memoryBacking><devices/></domain>"""
 CARD = CardReport(card="net0", mac="52:54:00:00:00:01", why="net0 uses vhost")
@@ -103,15 +110,15 @@ def libvirt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Libvirt:
 
 
 async def test_to_look_changes_nothing(libvirt: Libvirt) -> None:
-    found = await prepare.readiness(HOST, "web1", CALLER)
+    found = await prepare.readiness(HOST, "web1", caller())
 
     assert (found.lacks, found.changed, found.ready) == (True, False, False)
     assert libvirt.written == []
 
 
 async def test_what_it_lacks_is_written_once_and_kept_in_the_journal(libvirt: Libvirt) -> None:
-    first = await prepare.make_ready(HOST, "web1", CALLER)
-    second = await prepare.make_ready(HOST, "web1", CALLER)
+    first = await prepare.make_ready(HOST, "web1", caller())
+    second = await prepare.make_ready(HOST, "web1", caller())
 
     assert (first.changed, first.ready, first.restart) == (True, True, False)
     assert (second.lacks, second.changed, second.ready) == (False, False, True)
@@ -123,7 +130,7 @@ async def test_what_it_lacks_is_written_once_and_kept_in_the_journal(libvirt: Li
 
 async def test_a_guest_that_runs_stays_as_it_is_until_it_is_started_anew(libvirt: Libvirt) -> None:
     libvirt.running = BARE
-    found = await prepare.make_ready(HOST, "web1", CALLER)
+    found = await prepare.make_ready(HOST, "web1", caller())
 
     assert (found.changed, found.restart, found.ready) == (True, True, False)
 
@@ -131,10 +138,10 @@ async def test_a_guest_that_runs_stays_as_it_is_until_it_is_started_anew(libvirt
 async def test_a_guest_that_is_away_or_busy_is_not_touched(libvirt: Libvirt) -> None:
     libvirt.guest = replace(GUEST, job=GuestJob.OUTGOING)
     with pytest.raises(GuestLocked, match="nothing was changed"):
-        await prepare.make_ready(HOST, "web1", CALLER)
+        await prepare.make_ready(HOST, "web1", caller())
     libvirt.guest = None
     with pytest.raises(BadInput, match="alpha has no guest web1"):
-        await prepare.make_ready(HOST, "web1", CALLER)
+        await prepare.make_ready(HOST, "web1", caller())
 
     assert libvirt.written == []
 
@@ -148,9 +155,9 @@ async def test_cards_are_looked_at_only_when_they_are_asked_for(
     libvirt: Libvirt, agent: Agent
 ) -> None:
     libvirt.stored = libvirt.running = READY
-    assert (await prepare.readiness(HOST, "web1", CALLER)).as_json()["cards"] is None
+    assert (await prepare.readiness(HOST, "web1", caller())).as_json()["cards"] is None
     assert agent.orders == []
-    found = await prepare.readiness(HOST, "web1", CALLER, live=True)
+    found = await prepare.readiness(HOST, "web1", caller(), live=True)
 
     assert (found.to_do, found.live) == (True, agent.seen)
     assert [one["card"] for one in found.as_json()["cards"]] == ["net0"]
@@ -161,7 +168,7 @@ async def test_cards_are_replaced_after_the_definition_was_changed(
     libvirt: Libvirt, agent: Agent
 ) -> None:
     libvirt.running = READY
-    found = await prepare.make_ready(HOST, "web1", CALLER, live=True)
+    found = await prepare.make_ready(HOST, "web1", caller(), live=True)
 
     assert agent.orders == ["look", "replace"]
     assert len(libvirt.written) == 1
@@ -176,7 +183,7 @@ async def test_cards_are_replaced_after_the_definition_was_changed(
 async def test_without_cards_to_replace_no_step_is_taken(libvirt: Libvirt, agent: Agent) -> None:
     libvirt.stored = libvirt.running = READY
     agent.seen = LiveCards(cards=(), refused="the guest is paused")
-    found = await prepare.make_ready(HOST, "web1", CALLER, live=True)
+    found = await prepare.make_ready(HOST, "web1", caller(), live=True)
 
     assert (agent.orders, found.to_do) == (["look"], False)
 
@@ -187,7 +194,7 @@ async def test_cards_that_cannot_be_replaced_leave_everything_as_it_is(
     libvirt.running = BARE
     agent.seen = replace(agent.seen, refused="net0 is connected to br9")
     with pytest.raises(BadInput, match=r"connected to br9; nothing was changed"):
-        await prepare.make_ready(HOST, "web1", CALLER, live=True)
+        await prepare.make_ready(HOST, "web1", caller(), live=True)
     assert (agent.orders, libvirt.written) == (["look"], [])
 
 
@@ -195,7 +202,7 @@ async def test_a_guest_that_is_off_has_no_cards_to_replace(libvirt: Libvirt, age
     libvirt.guest = replace(GUEST, state=GuestState.SHUT_OFF)
     for call in (prepare.readiness, prepare.make_ready):
         with pytest.raises(BadInput, match="web1 is shut off on alpha"):
-            await call(HOST, "web1", CALLER, live=True)
+            await call(HOST, "web1", caller(), live=True)
     assert agent.orders == []
 
 
@@ -207,7 +214,7 @@ async def test_a_job_stays_open_while_a_card_may_be_unplugged(
     agent.fails = HypervisorError("alpha: web1 has no network card net0 now", host="alpha")
     agent.fails.undone = undone
     with pytest.raises(HypervisorError, match="no network card"):
-        await prepare.make_ready(HOST, "web1", CALLER, live=True)
+        await prepare.make_ready(HOST, "web1", caller(), live=True)
     (job,) = jobs()
     assert job.outcome == ("failed" if undone else None)
 
@@ -216,14 +223,14 @@ async def test_recovery_finishes_an_interrupted_replacement(libvirt: Libvirt, ag
     libvirt.stored = libvirt.running = READY
     agent.fails, agent.state = RemoteError("alpha: the agent is gone"), CardState.ABSENT
     with pytest.raises(RemoteError):
-        await prepare.make_ready(HOST, "web1", CALLER, live=True)
+        await prepare.make_ready(HOST, "web1", caller(), live=True)
     (job,) = jobs()
     assert job.active
     with Journal() as journal:
         steps = journal.steps(job.id)
     known = Inventory(path=Path("hosts.yaml"), hosts={"alpha": HOST}, observer=None)
     case = OrphanedJob(
-        inventory=known, operation=job, steps=steps, recorder=None, caller=CALLER, adopt=False
+        inventory=known, operation=job, steps=steps, recorder=None, caller=caller(), adopt=False
     )
     told = await prepare.settle(case, ())
     assert (told.outcome, told.did) == (Outcome.COMPLETED, ("plug the network card in again",))
@@ -246,7 +253,7 @@ async def test_a_replacement_has_failed_while_the_guest_needs_it(
     step: Any = type("Step", (), {"name": Step.CARDS})
     case = OrphanedJob(
         inventory=Inventory(path=Path("hosts.yaml"), hosts={"alpha": HOST}, observer=None),
-        operation=operation, steps=(step,), recorder=None, caller=CALLER, adopt=False,
+        operation=operation, steps=(step,), recorder=None, caller=caller(), adopt=False,
     )  # fmt: skip
     assert (await prepare.settle(case, ())).outcome is Outcome.FAILED
 
@@ -258,7 +265,7 @@ async def test_memory_is_not_shared_on_a_host_that_finds_written_pages(
         return True
 
     monkeypatch.setattr(prepare, "_finds_writes", known)
-    found = await prepare.make_ready(HOST, "web1", CALLER)
+    found = await prepare.make_ready(HOST, "web1", caller())
     assert found.changed
     assert "memoryBacking" not in libvirt.stored
     assert Severity.OK in [one.severity for one in found.findings if one.code == "memory"]
@@ -295,11 +302,11 @@ async def test_what_a_host_finds_is_asked_over_ssh(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("written", [False, True])
 async def test_recovery_tells_which_definition_is_there(libvirt: Libvirt, written: bool) -> None:
     if written:
-        await prepare.make_ready(HOST, "web1", CALLER)
+        await prepare.make_ready(HOST, "web1", caller())
     operation: Any = type("Operation", (), {"source": "alpha", "guest_uuid": "u", "guest": "web1"})
     known = Inventory(path=Path("hosts.yaml"), hosts={"alpha": HOST}, observer=None)
     case = OrphanedJob(
-        inventory=known, operation=operation, steps=(), recorder=None, caller=CALLER, adopt=False
+        inventory=known, operation=operation, steps=(), recorder=None, caller=caller(), adopt=False
     )
     told = await prepare.settle(case, ())
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.errors import BadInput, Cancelled, NotInStore, RemoteError, StoreError, VmckptError
+from vmckpt.journal.cancel_requests import answered, stop_requested
 from vmckpt.journal.recorder import Recorder, recorded
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Copied, Event
@@ -99,11 +100,13 @@ async def take(
     tags = {**request.tags, rules.SIZE: str(len(places))}
     async with AsyncExitStack() as stack:
         members = []
+        caller = replace(caller, stop=await stack.enter_async_context(stop_requested(caller.stop)))
         # All controllers take leases in the same order, which prevents deadlocks.
         for host, guest in sorted(_different(places), key=lambda one: one[1].uuid):
             mine = replace(request, guest=guest.uuid, name=name, tags=tags)
             new = create.operation(host, store, guest, mine)
             recorder = await stack.enter_async_context(recorded(new, guest.uuid, caller.warn))
+            await stack.enter_async_context(answered(recorder, caller.stop))
             late = await create.follow(host, store, guest, hosts)
             members.append(
                 _Member(host=host, guest=guest, request=mine, late=late, recorder=recorder)

@@ -27,6 +27,7 @@ from vmckpt.errors import (
 from vmckpt.hypervisor import domains, hardware, lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.guest_agent import CHANNEL
+from vmckpt.journal.cancel_requests import cancellable_job
 from vmckpt.journal.recorder import JournalStepLog, Recorder, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.disk import StorePlace
@@ -126,8 +127,11 @@ async def restore(
                 xml=plan.xml, images=plan.images, folder=request.folder,
             )  # fmt: skip
         new = _operation(host, opened, plan)
-        async with recorded(new, plan.uuid, caller.warn) as recorder:
-            work = _Restoring(hypervisor, opened, request, caller, recorder, gate=gate)
+        async with (
+            recorded(new, plan.uuid, caller.warn) as recorder,
+            cancellable_job(recorder, caller) as mine,
+        ):
+            work = _Restoring(hypervisor, opened, request, mine, recorder, gate=gate)
             users = await work.alone(plan, hosts)
             bases, used = await work.base_images(plan, hosts, users)
             await _in_the_way(hypervisor, plan, request)

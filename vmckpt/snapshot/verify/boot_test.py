@@ -14,6 +14,7 @@ from vmckpt.hypervisor import domains, liveness, qmp
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.guest_agent import CHANNEL, GuestAgent
 from vmckpt.journal import recorder as journal
+from vmckpt.journal.cancel_requests import cancellable_job
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
@@ -79,7 +80,8 @@ async def boot(
     try:
         meant = {"snapshot": opened.public.id, "fork": name, "images": images}
         await asyncio.to_thread(recorder.intend, Step.PROOF, meant)
-        verdict = await _proved(host, opened, request, watch, caller)
+        async with cancellable_job(recorder, caller) as mine:
+            verdict = await _proved(host, opened, request, watch, mine)
         await discard(host, opened.public.id, name, images)
         booted = Booted(
             snapshot=opened.public.id, name=opened.public.name, host=host.name,
