@@ -96,7 +96,11 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def install(
     authority: Authority, etc: Path, name: str, addresses: list[str], *, qemu_user: str = "root"
 ) -> None:
-    """Write a host's certificates to the default paths of libvirt and QEMU."""
+    """Write a host's certificates to the default paths of libvirt and QEMU.
+
+    `etc`: the host's /etc; `name`, `addresses`: of the host, for the certificate; `qemu_user`: the
+    owner of QEMU's keys.
+    """
     key, certificate = authority.issue(name, addresses)
     _write(etc / "pki/CA/cacert.pem", authority.pem)
     for role in ("server", "client"):

@@ -100,7 +100,10 @@ class End:
 
 
 def environment(plan: LabPlan, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a vmckpt command, with its journal in the lab's directory."""
+    """Return the environment of a vmckpt command, with its journal in the lab's directory.
+
+    `more`: further variables, which override the others.
+    """
     return {
         **os.environ,
         "VMCKPT_INVENTORY": str(plan.inventory),

@@ -28,7 +28,10 @@ log_outputs = "2:file:/var/log/libvirt/libvirtd.log"
 
 
 def qemu(host: HostPlan, user: str, group: str) -> str:
-    """Return qemu.conf, without sandboxing. Incoming migrations use the host's own address."""
+    """Return qemu.conf, without sandboxing. Incoming migrations use the host's own address.
+
+    `user`, `group`: which QEMU runs as.
+    """
     return f"""\
 user = "{user}"
 group = "{group}"
@@ -122,7 +125,10 @@ def _kvm(plan: LabPlan) -> str:
 
 
 def inventory(plan: LabPlan, key_file: str, known_hosts: str) -> str:
-    """Return the lab's hosts.yaml, which commands find automatically; see current.inventory."""
+    """Return the lab's hosts.yaml, which commands find automatically; see current.inventory.
+
+    `key_file`, `known_hosts`: paths of the ssh files for logins on the hosts.
+    """
     lines = [f"# Written by vmckpt lab up; the hosts of lab {plan.name!r}.", "hosts:"]
     for host in plan.hosts:
         lines += [

@@ -67,7 +67,7 @@ def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
 
 
 def domain_xml(lab: LabPlan, guest: LabGuest, booted: guest_image.Image) -> str:
-    """Return the guest's definition for libvirt."""
+    """Return the guest's definition for libvirt. `booted`: the kernel and initrd that it boots."""
     mac = "52:54:00:" + ":".join(f"{int(part):02x}" for part in guest.address.split(".")[1:])
     # pti=on makes QEMU's TCG flush its TLB at every return to user space. Without these flushes,
     # QEMU 7.2 misses writes during a long pre-copy (docs/adr/0005-tcg-lost-writes.md).
@@ -194,7 +194,10 @@ def start(
 
 
 def check_new(lab: LabPlan, name: str, on: str, disk_format: str) -> None:
-    """Raise BadInput if there is no such host or disk format, or already a guest of this name."""
+    """Raise BadInput if there is no such host or disk format, or already a guest of this name.
+
+    `name`: the new guest's name; `on`: the host on which it is to start.
+    """
     names = [h.name for h in lab.hosts]
     if on not in names:
         raise BadInput(
@@ -314,7 +317,10 @@ async def _remove(known: Host, name: str) -> None:
 
 
 async def whereabouts(lab: LabPlan, name: str) -> list[str]:
-    """Return the hosts with a QEMU process of a guest. Skips hosts that do not answer."""
+    """Return the names of the hosts on which a guest is active.
+
+    `name`: the guest's name. Skips hosts that do not answer. Raises InventoryError.
+    """
     known = inventory.load(lab.inventory)
     found = []
     for lab_host in lab.hosts:
@@ -333,7 +339,10 @@ async def _is_active(known: Host, name: str) -> bool:
 
 
 def disk_seen_from(lab: LabPlan, guest: LabGuest, on: str) -> Path:
-    """Return the path, as seen from this machine, of the disk that a guest uses on host `on`."""
+    """Return the path, as seen from this machine, of the disk that a guest uses on host `on`.
+
+    Raises HypervisorError, InventoryError.
+    """
     known = inventory.load(lab.inventory)
 
     async def asked() -> Guest | None:

@@ -222,7 +222,8 @@ class Checker:
     def image(self, guest: str, on: str) -> list[str]:
         """Check the disk of a lost guest: every number that the guest sent must be on the disk.
 
-        Returns the violations. For raw disks only.
+        `on`: the host that the guest ran on. Raises BadInput, LabError, OSError. Returns the
+        violations. For raw disks only.
         """
         known = guests.find(self._plan, guest)
         seen = client.status(self._plan.observer_socket, guest)
@@ -236,7 +237,10 @@ class Checker:
         return wrong
 
     def revive(self, guest: str, on: str) -> list[str]:
-        """Remove all remains of a guest and boot it from its disk. Returns the violations."""
+        """Remove all remains of a guest and boot it from its disk. Returns the violations.
+
+        `on`: the host to boot it on. Raises BadInput, LabError, HypervisorError.
+        """
         known = guests.find(self._plan, guest)
         client.ask(self._plan.observer_socket, op="forget", guest=guest)
         xml = guests.domain_xml(self._plan, known, guest_image.prepare())

@@ -77,7 +77,10 @@ def _guest_cable(plan: LabPlan, name: str, namespace: str) -> None:
 
 
 def side_room(plan: LabPlan, namespace: str, link: str, address: str) -> None:
-    """Create a namespace on the hosts' network that is not a host. Raises LabError."""
+    """Create a namespace on the hosts' network that is not a host. Raises LabError.
+
+    `namespace`: its name; `link`: names the network link; `address`: its address in the network.
+    """
     _namespace(namespace)
     _plug(plan.link_to(link), plan.bridge, namespace, address)
 

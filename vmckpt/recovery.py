@@ -157,7 +157,10 @@ async def recover_before(inventory: Inventory, policies: Sequence[Policy], calle
 async def recover_job(
     inventory: Inventory, policies: Sequence[Policy], caller: Caller, job: str
 ) -> Settled:
-    """Recover one operation whose end was not recorded. Monitors it if it is still running."""
+    """Recover one operation whose end was not recorded. Monitors it if it is still running.
+
+    `job`: the operation's ID. Raises JournalError, and the errors of the operation's handler.
+    """
     with jobs.open_journal() as journal:
         one_ = _One(journal, inventory, policies, caller)
         return await one_.settle(journal.operation(job), adopt=True)

@@ -28,7 +28,10 @@ _SUMS = """select (select sum(abalance) from pgbench_accounts),
 
 
 def record(address: str, file: Path) -> None:
-    """Commit numbers until killed. A number whose commit failed is not used again."""
+    """Commit numbers until killed. A number whose commit failed is not used again.
+
+    `address`: of the guest; `file`: gets one line for each acknowledged commit and each error.
+    """
     number = 0
     with file.open("a") as told:
         while True:

@@ -33,14 +33,20 @@ def acknowledged(text: str) -> list[tuple[int, float]]:
 
 
 def longest_gap(text: str, since: float, until: float) -> float:
-    """Return the longest time without an acknowledgement in a window, in seconds."""
+    """Return the longest time without an acknowledgement, in seconds.
+
+    `text`: the client's file; `since`, `until`: the window, in monotonic seconds.
+    """
     inside = [at for _, at in acknowledged(text) if since < at < until]
     times = [since, *inside, until]
     return max(after - before for before, after in pairwise(times))
 
 
 def judge(guest: str, text: str, found: Database) -> Audit:
-    """Compare the client's file, read before the database, with the database."""
+    """Compare the client's file with the database.
+
+    `text`: the content of the file, read before the database; `found`: the database's content.
+    """
     promised = [number for number, _ in acknowledged(text)]
     missing = sorted(set(promised) - set(found.numbers))
     # Before its first commit, the client was waiting for the guest to boot.

@@ -160,14 +160,18 @@ class Clock:
 
 
 def restart_postgres(plan: LabPlan, *, limit: float = 30.0) -> None:
-    """Restart the lease store's PostgreSQL without a clean shutdown. Raises LabError."""
+    """Restart the lease store's PostgreSQL without a clean shutdown. Raises LabError.
+
+    `limit`: how long each of stop and start may take, in seconds.
+    """
     start_postgres(plan, stop_postgres(plan, limit=limit), limit=limit)
 
 
 def stop_postgres(plan: LabPlan, *, limit: float = 30.0) -> list[str]:
     """Stop the lease store's PostgreSQL without a clean shutdown.
 
-    Returns the command line that starts it again. Raises LabError if it does not stop.
+    Returns the command line that starts it again. Raises LabError if it does not stop within
+    `limit` seconds.
     """
     data = plan.folder / "witness"
     postmaster = int((data / "postmaster.pid").read_text().split()[0])

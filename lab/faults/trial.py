@@ -158,7 +158,10 @@ def homes(ends: Ends, scene: Scene) -> tuple[str, ...]:
 
 
 def check_trial(scene: Scene, told: Told, ends: Ends, checker: Checker) -> TrialResult:
-    """Check the result of a trial. A guest that was lost as expected is started again."""
+    """Check the result of a trial. A guest that was lost as expected is started again.
+
+    `told`: the outcome of the trial's commands; `ends`: what may have become of the guest.
+    """
     wrong = []
     if told.end is not None and told.end.code in _COMMAND_LINE:
         wrong.append(f"the command was rejected: {told.end.err.strip()}")

@@ -66,7 +66,11 @@ class Client:
         return Ask(self._sequence, asked, again)
 
     def hear(self, sequence: int, before: int, now: float) -> None:
-        """Process an answer. Answers to earlier operations are ignored."""
+        """Process an answer. Answers to earlier operations are ignored.
+
+        `sequence`: number of the operation; `before`: the key's value before the operation; `now`:
+        in seconds.
+        """
         asked = self._asked
         if asked is None or sequence != self._sequence:
             return

@@ -44,7 +44,10 @@ class Rhythm:
         self.last = at if self.last is None else max(at, self.last)
 
     def gaps_between(self, since: float, until: float) -> list[Gap]:
-        """Return the gaps that overlap the window, including a gap that has not ended yet."""
+        """Return the gaps that overlap the window, including a gap that has not ended yet.
+
+        `since`, `until`: the window, in monotonic seconds.
+        """
         found = [gap for gap in self.gaps if gap.end > since and gap.start < until]
         if self.last is not None and until - self.last > NOTABLE:
             found.append(Gap(self.last, until))

@@ -11,7 +11,10 @@ from vmckpt_tui.wording import bar, millis
 
 
 def facts(operation: Operation, found: Sequence[Turn], now: float) -> Sequence[str]:
-    """Return the lines above the list of migrations: progress, and guests that stay."""
+    """Return the lines above the list of migrations: progress, and guests that stay.
+
+    `found`: the moves; `now`: in seconds since 1970.
+    """
     told = summary(found)
     took = (operation.ended_at or now) - operation.began_at
     low, high = operation.detail.get("expected_ms") or (None, None)
@@ -32,7 +35,10 @@ def facts(operation: Operation, found: Sequence[Turn], now: float) -> Sequence[s
 
 
 def loads(fleet: FleetNow, operation: Operation, found: Sequence[Turn]) -> Sequence[str]:
-    """Return a line for each host involved, with a bar of the memory used by its guests."""
+    """Return a line for each host involved, with a bar of the memory used by its guests.
+
+    `found`: the moves of the operation.
+    """
     names = dict.fromkeys(
         [operation.source or "", *(one.source for one in found), *(one.target for one in found)]
     )

@@ -219,6 +219,9 @@ def story(detail: JobDetail) -> Sequence[Told]:
 
 
 def elapsed(detail: JobDetail, now: float) -> str:
-    """Return how long a job has been running, or how long it ran."""
+    """Return how long a job has been running, or how long it ran, as text.
+
+    `now`: in seconds since 1970.
+    """
     operation = detail.view.operation
     return show_seconds(max(0.0, (operation.ended_at or now) - operation.began_at))

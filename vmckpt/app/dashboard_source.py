@@ -61,7 +61,10 @@ class Source(Protocol):
         """Return one job with all its details."""
 
     async def news(self, id_: str, event: int, sample: int) -> News:
-        """Return a job's events and samples that follow the given event and sample."""
+        """Return a job's events and samples that follow the given event and sample.
+
+        `id_`: the job's ID; `event`, `sample`: numbers of the last ones already known; 0: none.
+        """
 
     async def parts(self, id_: str) -> Sequence[JobView]:
         """Return the migrations of a job for all guests of a host, the first migration first."""

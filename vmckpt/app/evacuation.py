@@ -60,7 +60,10 @@ class Emptying:
         await self._hosts.__aexit__(None, None, None)
 
     async def plan(self) -> Plan:
-        """Plan the task; see planner.plan and planner.balanced."""
+        """Plan the task; see planner.plan and planner.balanced.
+
+        Raises HypervisorError, InventoryError, JournalError, PolicyError.
+        """
         if self._task.kind is Kind.BALANCE:
             return await planner.balanced(self._hosts, self._scope, self._task, self._caller)
         return await planner.plan(self._hosts, self._scope, self._task, self._caller)
@@ -68,9 +71,10 @@ class Emptying:
     async def carry_out(self, plan: Plan, why: str, abort: asyncio.Event) -> Report:
         """Carry out the plan; see service.begin.
 
-        A host to be evacuated enters maintenance before the first move; a host to be repopulated
-        leaves maintenance. Raises ReadOnly; GuestLocked, Blocked or Cancelled if no move has begun;
-        JournalError, PolicyError, InventoryError.
+        `why`: the reason that is recorded for the maintenance of an evacuated host; setting `abort`
+        cancels running moves. A host to be evacuated enters maintenance before the first move; a
+        host to be repopulated leaves maintenance. Raises ReadOnly; GuestLocked, Blocked or
+        Cancelled if no move has begun; JournalError, PolicyError, InventoryError.
         """
         permission.require(self._inventory, str(plan.task.kind))
         task, new = plan.task, False
@@ -122,7 +126,8 @@ async def put_in_order(controller: Controller) -> None:
 def back_to(host: str, policy: str | None) -> Task:
     """Return the task that moves evacuated guests back to a host.
 
-    Raises JournalError, and BadInput if no guest was moved away or the evacuation has not finished.
+    `policy`: name of a policy for all moves; None: each guest's own policy. Raises JournalError,
+    and BadInput if no guest was moved away or the evacuation has not finished.
     """
     if (task := away_from(host, policy)) is not None:
         return task
@@ -137,7 +142,7 @@ def back_to(host: str, policy: str | None) -> Task:
 def away_from(host: str, policy: str | None) -> Task | None:
     """Return the task that moves guests back to a host, or None if no guest was moved away.
 
-    Raises BadInput if the evacuation has not finished, and JournalError.
+    `policy`: see `back_to`. Raises BadInput if the evacuation has not finished, and JournalError.
     """
     with jobs.open_journal() as journal:
         found = journal.on_host([str(Kind.EVACUATE)], host)
@@ -195,8 +200,9 @@ def maintained() -> Sequence[Held]:
 def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
     """Put a host into maintenance: no guest is placed on the host until it leaves maintenance.
 
-    Returns the record of the maintenance, and whether this call created it. Raises InventoryError,
-    ReadOnly, JournalError.
+    `host`: its name; `why`: the operator's reason, which is shown to others. Returns the record of
+    the maintenance, and whether this call created it. Raises InventoryError, ReadOnly,
+    JournalError.
     """
     permission.require(inventory, "maintenance enter")
     return maintenance.enter(inventory.host(host).name, why)

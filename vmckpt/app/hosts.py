@@ -39,7 +39,10 @@ async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, .
 
 
 async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding, ...]:
-    """Check whether hosts and this controller meet the requirements for snapshots."""
+    """Check whether hosts and this controller meet the requirements for snapshots.
+
+    A host that does not answer is not an error; its findings are left out.
+    """
     folders = {
         name: place.url for name, place in inventory.stores.items() if "://" not in place.url
     }

@@ -92,7 +92,10 @@ async def _put_in_order_and_find(controller: Controller, request: MigrateRequest
 
 
 async def plan(controller: Controller, request: MigrateRequest) -> tuple[Plan, Host, Host]:
-    """Plan a migration; see migration.service.plan. Returns the plan, the source and the target."""
+    """Plan a migration; see migration.service.plan. Returns the plan, the source and the target.
+
+    Raises the errors of migration.service.plan, and BadInput if the guest is not found.
+    """
     setting = await _setting(controller, request)
     return await service.plan(setting, request, controller.caller), setting.source, setting.target
 
@@ -132,7 +135,8 @@ async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
 def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
     """Mark an orphaned job as ended, at the operator's request. No host is contacted or changed.
 
-    Raises BadInput, ReadOnly, JournalError, and GuestLocked if the job has a live controller.
+    `inventory`: loads the inventory, if there is one, to check the user's role. Raises BadInput,
+    ReadOnly, JournalError, and GuestLocked if the job has a live controller.
     """
     permission.require_if_known(inventory, "recover")
     with jobs.open_journal() as journal:
@@ -215,10 +219,12 @@ def control(
     arguments: Mapping[str, Any],
     warn: Callable[[str], None],
 ) -> Answer:
-    """Send a request to a running job.
+    """Send a request to a running job, and return its answer.
 
-    If the job's controller is gone, the request is sent to libvirt directly; this requires an
-    inventory. Raises BadInput, ReadOnly, OrphanedJobs, JournalError, OutcomeUnknown.
+    `job`: its ID, a prefix of the ID, or its guest; `arguments`: of the request, such as a limit;
+    `warn` receives warnings. If the job's controller is gone, the request is sent to libvirt
+    directly; this requires an inventory. Raises BadInput, ReadOnly, OrphanedJobs, JournalError,
+    OutcomeUnknown.
     """
     permission.require_if_known(inventory, _COMMANDS[kind])
 

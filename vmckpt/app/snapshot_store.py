@@ -98,7 +98,11 @@ async def listed(
 def listing(
     inventory: Inventory, name: str | None, guest: str | None = None
 ) -> Sequence[SnapshotRow]:
-    """List the snapshots of a store, blocking; see `listed`."""
+    """List the snapshots of a store, blocking; see `listed`.
+
+    `name`: the store's name; None: the default store. `guest`: only snapshots of the guest with
+    this name or UUID. Raises BadInput, InventoryError, KeyRefused, StoreError.
+    """
     store = open_place(inventory.store(name))
     pins, trusted = store.pins(), keyring().trusted()
     found = []
@@ -273,7 +277,9 @@ def repair(
 def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
     """Protect a snapshot from deletion. Returns its ID.
 
-    Raises ReadOnly, NotInStore, StoreError, InventoryError, BadInput.
+    `store`: the store's name; None: the default store. `word`: the snapshot's ID, a prefix of the
+    ID, or its name; `why`: the reason, which is stored with the pin. Raises ReadOnly, NotInStore,
+    StoreError, InventoryError, BadInput.
     """
     permission.require(inventory, "snapshot pin", names=[word])
     opened = open_store(inventory, store)
@@ -285,7 +291,7 @@ def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
 def unpin(inventory: Inventory, store: str | None, word: str) -> str:
     """Remove a snapshot's pin. Returns its ID.
 
-    Raises ReadOnly, NotInStore, StoreError, InventoryError, BadInput.
+    `store`, `word`: see `pin`. Raises ReadOnly, NotInStore, StoreError, InventoryError, BadInput.
     """
     permission.require(inventory, "snapshot unpin", names=[word])
     opened = open_store(inventory, store)
@@ -314,7 +320,7 @@ class DeletionPlan:
 
 
 def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> DeletionPlan:
-    """Find the snapshots to delete.
+    """Find the snapshots to delete. `store`, `words`: see `pin`.
 
     Raises ReadOnly, NotInStore, StoreError, and BadInput, for example if a snapshot is pinned.
     """
@@ -467,7 +473,10 @@ def keys() -> Keys:
 
 
 def add_key(name: str, text: str) -> Named:
-    """Encrypt new snapshots for an additional administrator. Raises ReadOnly, KeyRefused."""
+    """Encrypt new snapshots for an additional administrator. Raises ReadOnly, KeyRefused.
+
+    `name`: a name for the key; `text`: the public key in text form.
+    """
     permission.require_if_known(controller.load_inventory, "snapshot keys add", names=[name])
     return keyring().add_admin(name, text)
 
@@ -479,7 +488,10 @@ def remove_key(name: str) -> None:
 
 
 def trust(name: str, text: str) -> Named:
-    """Trust the snapshots that another writer signed. Raises ReadOnly, KeyRefused."""
+    """Trust the snapshots that another writer signed. Raises ReadOnly, KeyRefused.
+
+    `name`: a name for the writer; `text`: its public key in text form.
+    """
     permission.require_if_known(controller.load_inventory, "snapshot keys trust", names=[name])
     return keyring().trust(name, text)
 

@@ -155,7 +155,7 @@ def settings_facts(
 
 
 def set_capabilities(monitor: Commands, wanted: Mapping[str, bool]) -> None:
-    """Set migration capabilities. Raises HypervisorError."""
+    """Set migration capabilities, each on or off, by QEMU's name. Raises HypervisorError."""
     if wanted:
         told = [{"capability": name, "state": on} for name, on in wanted.items()]
         monitor.tell("migrate-set-capabilities", {"capabilities": told})

@@ -254,8 +254,8 @@ def _addresses(interfaces: Sequence[GuestInterface], mac: str) -> list[str]:
 def sharers(before: Sequence[GuestInterface], mac: str) -> tuple[str, ...]:
     """Return the guest's interfaces with this MAC address if there are several, as with a bond.
 
-    A bond or bridge keeps its addresses without its card, so the addresses do not prove that it
-    uses the new card.
+    `before`: the interfaces that the guest agent reported before the replacement. A bond or bridge
+    keeps its addresses without its card, so the addresses do not prove that it uses the new card.
     """
     names = tuple(one.name for one in before if one.mac == mac)
     return names if len(names) > 1 else ()

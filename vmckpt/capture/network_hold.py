@@ -88,7 +88,10 @@ def hold_facts(monitor: Commands) -> HoldUndo:
 
 
 def uses_vhost(guest: str) -> bool:
-    """Return whether the guest's QEMU, on this host, uses the kernel's vhost for any card."""
+    """Return whether the guest's QEMU, on this host, uses the kernel's vhost for any card.
+
+    `guest`: the guest's UUID. Raises QemuUnclear.
+    """
     process = identity.hold(guest)
     if process is None:
         return False
@@ -198,7 +201,8 @@ def _filter(card: str, limit: Seconds) -> dict[str, object]:
 def remove(monitor: migration_settings.Commands, names: Sequence[str]) -> tuple[str, ...]:
     """Remove the filters of network cards, which releases the buffered output.
 
-    Returns the cards that had no filter. Tries all cards before it raises HypervisorError.
+    `names`: QEMU's names of the cards. Returns the cards that had no filter. Tries all cards before
+    it raises HypervisorError.
     """
     gone, failed = [], None
     for name in names:

@@ -165,7 +165,7 @@ def job(job: JOB, json: JSON = False) -> None:
 
 
 def show(console: Console, found: "JobDetail", now: float) -> None:
-    """Print a job in detail."""
+    """Print a job in detail. `now`: in seconds since 1970."""
     view, operation = found.view, found.view.operation
     console.print(f"{operation.id} {operation.guest}: {view.doing}, {operation.way}")
     facts = output.table("", "")

@@ -110,7 +110,10 @@ class Progress:
 
 
 def panel(title: str, phase: str, elapsed: Seconds, last: Sampled | None) -> Group:
-    """Return the panel that shows a running migration on a terminal."""
+    """Return the panel that shows a running migration on a terminal.
+
+    `phase`: what is being done; `elapsed`: time since the start; `last`: the last sample, if any.
+    """
     head = Table.grid(padding=(0, 2))
     head.add_row(Text(title, "bold"), phase, show_seconds(elapsed))
     if last is None:
@@ -170,7 +173,10 @@ def rows_of(parts: "Iterable[JobView]") -> list[Row]:
 
 
 def rows_panel(title: str, doing: str, elapsed: Seconds, rows: list[Row]) -> Group:
-    """Return the panel that shows all moves on a terminal. It fits into 80 columns."""
+    """Return the panel that shows all moves on a terminal. It fits into 80 columns.
+
+    `doing`: a summary of the run's state; `elapsed`: time since the start.
+    """
     head = Table.grid(padding=(0, 2))
     head.add_row(Text(title, "bold"), doing, show_seconds(elapsed))
     grid = Table.grid(padding=(0, 2))

@@ -59,7 +59,10 @@ def begin(move: Move) -> Under:
 
 
 def shares(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> dict[str, float]:
-    """Return each move's bandwidth in bytes per second, by guest; moves in setup are omitted."""
+    """Return each move's bandwidth in bytes per second, by guest; moves in setup are omitted.
+
+    `links`: bandwidth of each host's link, by host.
+    """
     sending = [one.move for one in running if one.setup <= 0]
     ends = {
         move.name: ((">", move.source), ("<", move.target), ("=", move.name)) for move in sending
@@ -164,7 +167,10 @@ def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPer
 
 
 def alone(move: Move, links: Mapping[str, BytesPerSecond]) -> float:
-    """Return the bandwidth, in bytes per second, of a move without others on its links."""
+    """Return the bandwidth, in bytes per second, of a move without others on its links.
+
+    `links`: see `shares`.
+    """
     return min(links[move.source], links[move.target], _most(move))
 
 
@@ -185,7 +191,10 @@ class Streams:
         self._last: dict[str, JobSample] = {}
 
     def heard(self, name: str, sample: JobSample) -> None:
-        """Record a sample of a pre-copy pass; samples of other phases are ignored."""
+        """Record a sample of a pre-copy pass; samples of other phases are ignored.
+
+        `name`: the guest's name.
+        """
         if sample.phase is JobPhase.PRE_COPY and sample.iteration:
             self._first.setdefault(name, sample)
             self._last[name] = sample

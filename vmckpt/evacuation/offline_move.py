@@ -137,9 +137,10 @@ async def move(
 ) -> tuple[str, ...]:
     """Move a guest that is off. Returns warnings that do not prevent its start on the target.
 
-    Raises HypervisorError, RemoteError, BadInput or Cancelled if the guest is still on its source:
-    images that remain on the target stay recorded, for undo_left. Raises OutcomeUnknown if both
-    hosts must be checked; JournalError; LeaseLost.
+    `recorder`: of the job; setting `stop` cancels the copy; `tell` receives its progress. Raises
+    HypervisorError, RemoteError, BadInput or Cancelled if the guest is still on its source: images
+    that remain on the target stay recorded, for undo_left. Raises OutcomeUnknown if both hosts must
+    be checked; JournalError; LeaseLost.
     """
     found = await plan_copies(known, ends)
     if against := preflight.blockers(found.findings):
@@ -256,7 +257,10 @@ class _Copy:
 
 
 def progress(done: Bytes, total: Bytes, began: Seconds, now: Seconds) -> Sampled:
-    """Return the progress of a copy in the form of a migration sample. Pure."""
+    """Return the progress of a copy in the form of a migration sample. Pure.
+
+    `done`: bytes copied so far; `began`, `now`: in monotonic seconds.
+    """
     took, rest = now - began, Bytes(max(0, total - done))
     rate = BytesPerSecond(round(done / took) if took > 0 else 0)
     left = Seconds(rest / rate) if rate else None
@@ -282,9 +286,10 @@ async def undo_left(
 ) -> tuple[str, ...]:
     """Settle open image steps. Returns messages about steps that could not be settled.
 
-    Images stay if the guest is on the target, and are removed if the guest is known to be on the
-    source. If the guest is on neither host, it may have moved on from the target with its images,
-    so the images stay.
+    `host`: returns the host with a name; `recorder`: of the job whose steps these are. Images stay
+    if the guest is on the target, and are removed if the guest is known to be on the source. If the
+    guest is on neither host, it may have moved on from the target with its images, so the images
+    stay.
 
     Raises LeaseLost if another controller has taken over the job.
     """

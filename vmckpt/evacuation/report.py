@@ -141,7 +141,10 @@ def _against(report: MigrationReport) -> list[Finding]:
 
 
 def off(guest: str, host: str, why: str) -> Unplaced:
-    """Return the entry for a guest that should have been started again but was not."""
+    """Return the entry for a guest that should have been started again but was not.
+
+    `guest`, `host`: names; `why`: why it was not started.
+    """
     tenant = Tenant(name=guest, host=host, memory=Bytes(0), cpus=0.0)
     return Unplaced(
         tenant=tenant, why=f"not started: {why}", hint=f"run virsh start {guest} on {host}"

@@ -178,8 +178,10 @@ def _as_carried(course: RunState, move: Move) -> Move:
 
 
 def failed(course: RunState, guest: str, failure: Failed, patience: RetryLimits) -> RunState:
-    """Return the state after a move has failed: the guest waits for another attempt, or is given
-    up."""
+    """Return the state after the move of `guest` has failed.
+
+    The guest waits for another attempt, or is given up.
+    """
     move = _under(course, guest).move
     tries = (*course.failed.get(guest, ()), failure)
     known = MappingProxyType({**course.failed, guest: tries})
@@ -197,7 +199,10 @@ def failed(course: RunState, guest: str, failure: Failed, patience: RetryLimits)
 
 
 def given_up(course: RunState, guest: str, why: str, hint: str) -> RunState:
-    """Return the state after a failed move that is not to be retried."""
+    """Return the state after a failed move that is not to be retried.
+
+    `guest`: its name; `why`, `hint`: the reason and what to do, for the report.
+    """
     left = Unplaced(tenant=_under(course, guest).move.tenant, why=why, hint=hint)
     return replace(course, running=_without(course, guest), left=(*course.left, left))
 
@@ -233,7 +238,7 @@ def _without(course: RunState, guest: str) -> tuple[Under, ...]:
 
 
 def closed(course: RunState, fleet: Fleet, now: float) -> Fleet:
-    """Return the fleet with all currently excluded hosts closed."""
+    """Return the fleet with all hosts closed that are excluded at `now`, on the run's clock."""
     under = {one.move.target for one in course.running}
     places = tuple(
         one if one.closed is not None
@@ -414,7 +419,7 @@ def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> floa
 def wakes(course: RunState, now: float, patience: RetryLimits) -> float | None:
     """Return the time at which the next guest or excluded host may be retried.
 
-    None if neither is pending.
+    `now` and the result: on the run's monotonic clock. None if neither is pending.
     """
     times = [again(one, course.failed.get(one.name, ()), patience) for one in course.waiting]
     later = [one for one in times if one > now]

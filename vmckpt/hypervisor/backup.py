@@ -64,7 +64,10 @@ def new_checkpoint_xml(order: BackupOrder) -> str | None:
 
 
 def checkpoint_xml(known: Checkpoint, *, parent: str | None) -> str:
-    """Return libvirt's XML for a checkpoint that exists already."""
+    """Return libvirt's XML for a checkpoint that exists already.
+
+    `parent`: name of the parent checkpoint; None: it has none.
+    """
     root = _checkpoint(known.name, known.disks, ())
     if parent is not None:
         ET.SubElement(ET.SubElement(root, "parent"), "name").text = parent

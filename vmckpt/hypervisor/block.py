@@ -29,7 +29,8 @@ def nodes(domain: libvirt.virDomain) -> Nodes:
 def remove_bitmap(domain: libvirt.virDomain, node: str, name: str) -> str | None:
     """Remove a dirty bitmap that is unknown to libvirt. Raises libvirtError.
 
-    Returns None; if QEMU refuses, QEMU's reason.
+    `node`: name of the block node in QEMU; `name`: the bitmap's name. Returns QEMU's reason if QEMU
+    refuses, otherwise None.
     """
     order = {"execute": "block-dirty-bitmap-remove", "arguments": {"node": node, "name": name}}
     answer = json.loads(libvirt_qemu.qemuMonitorCommand(domain, json.dumps(order), 0))

@@ -117,7 +117,10 @@ def free(memory: Mapping[str, int]) -> int:
 
 
 def text(value: Any, what: str) -> str:
-    """Return a string after checking that it is at most 4 MiB long. Raises ValueError."""
+    """Return a string after checking that it is at most 4 MiB long. Raises ValueError.
+
+    `what`: the name of the value, for the error.
+    """
     if not isinstance(value, str) or len(value) > _MOST_XML:
         raise ValueError(f"{what} is {str(value)[:40]!r}")
     return value
@@ -331,7 +334,10 @@ def _shared_memory(root: ET.Element) -> bool:
 
 
 def machines(capabilities: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the machine types and domain types ("kvm", "qemu") of a host's capabilities XML."""
+    """Return the machine types and domain types ("kvm", "qemu") of a host's capabilities XML.
+
+    Raises ValueError if the XML is invalid.
+    """
     root = tree(capabilities, "capabilities")
     types = {m.text for m in root.findall("guest/arch/machine") if m.text}
     types |= {m.text for m in root.findall("guest/arch/domain/machine") if m.text}
@@ -342,7 +348,8 @@ def machines(capabilities: str) -> tuple[frozenset[str], frozenset[str]]:
 def platforms(capabilities: str) -> dict[tuple[str, str], frozenset[str]]:
     """Return the machine types of a host, by architecture and domain type.
 
-    A domain type may have machine types of its own; otherwise it has those of the architecture.
+    `capabilities`: libvirt's capabilities XML. A domain type may have machine types of its own;
+    otherwise it has those of the architecture. Raises ValueError if the XML is invalid.
     """
     found: dict[tuple[str, str], frozenset[str]] = {}
     for arch in tree(capabilities, "capabilities").findall("guest/arch"):
@@ -355,7 +362,10 @@ def platforms(capabilities: str) -> dict[tuple[str, str], frozenset[str]]:
 
 
 def host_uuid(capabilities: str) -> str:
-    """Return the host's UUID from libvirt's capabilities XML; "" if the XML has none."""
+    """Return the host's UUID from libvirt's capabilities XML; "" if the XML has none.
+
+    Raises ValueError if the XML is invalid.
+    """
     return tree(capabilities, "capabilities").findtext("host/uuid", "")
 
 

@@ -133,7 +133,8 @@ def entries(
 def verify(database: Database, known_head: str | None) -> Verified:
     """Verify the complete trail. See `audit_chain.verify`.
 
-    Entries that are appended in the meantime are verified in part.
+    `known_head`: the head that the operator noted earlier, if any. Entries that are appended in the
+    meantime are verified in part. Raises JournalError.
     """
     recorded, valid = database.read(_recorded)
     found = audit_chain.verify(_all(database), known_head, recorded)

@@ -79,7 +79,7 @@ def closed(host: str) -> str | None:
 
 
 def refuse(host: str) -> None:
-    """Raise Blocked if no guest may be placed on a host."""
+    """Raise Blocked if no guest may be placed on a host. Also raises JournalError."""
     if (why := closed(host)) is not None:
         raise Blocked(
             f"{host}: {why}; nothing was changed",

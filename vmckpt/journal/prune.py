@@ -30,7 +30,8 @@ class Pruned:
 def prune(database: Database, now: float, retention: Retention, budget: Seconds) -> Pruned | None:
     """Delete old operations and thin samples, in short transactions, for at most `budget` seconds.
 
-    `now`: seconds since 1970. Returns None if the journal was pruned within the last hour.
+    `now`: seconds since 1970; `retention`: what is kept for how long. Returns None if the journal
+    was pruned within the last hour. Raises JournalError.
     """
     until = time.monotonic() + budget
     due = database.read(lambda connection: _due(connection, now, retention))

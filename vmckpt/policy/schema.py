@@ -179,7 +179,7 @@ class ProtectForm(Section):
     )
     max_pause: Time = Field(
         _PROTECTION.max_pause,
-        description="Maximum pause per epoch; a guest that would pause longer is not protected.",
+        description="Maximum pause per epoch; a guest with longer pauses is not protected.",
     )
     hold: Time = Field(
         _PROTECTION.hold,
@@ -260,7 +260,7 @@ class RetriesForm(Section):
     )
     first_wait: Time = Field(_RETRIES.first_wait, description="Pause before the first retry.")
     factor: Annotated[float, Field(ge=1, le=10)] = Field(
-        _RETRIES.factor, description="Factor by which each pause is longer than the previous one."
+        _RETRIES.factor, description="Factor by which each pause is longer than the previous pause."
     )
     longest_wait: Time = Field(_RETRIES.longest_wait, description="Longest pause.")
 

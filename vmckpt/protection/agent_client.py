@@ -36,8 +36,9 @@ async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any
 async def request(host: Host, guest: str, **more: Any) -> ProtectionStatus:
     """Query an agent's status, or pass a request to the agent, which answers immediately.
 
-    Raises VmckptError, also if the answer is overdue: if the host dies meanwhile, TCP reports an
-    error only after about 15 minutes.
+    `guest`: the guest's UUID; `more`: fields of the order, such as the request. Raises VmckptError,
+    also if the answer is overdue: if the host dies meanwhile, TCP reports an error only after about
+    15 minutes.
     """
     asked = asyncio.create_task(order(host, guest, "ask", **more))
     try:

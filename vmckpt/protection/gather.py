@@ -140,7 +140,10 @@ async def seen(
     setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any],
     taken: ImageAdoption = _NONE,
 ) -> ProtectionFacts:  # fmt: skip
-    """Return the facts that preflight checks. Raises VmckptError."""
+    """Return the facts that preflight checks. Raises VmckptError.
+
+    `looked`: the answer of the primary's agent; `taken`: the former images that the standby adopts.
+    """
     # These files are not copied, and the standby's QEMU does not start without them.
     fixed = [one["source"] for one in looked["disks"]
              if one["read_only"] and one["source"] and one["kind"] == "file"]  # fmt: skip

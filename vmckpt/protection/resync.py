@@ -75,7 +75,11 @@ def _failed_over(operation: Operation) -> str | None:
 
 
 def wanted(known: Earlier | None, disks: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Return the path and format of each image to examine, by disk name."""
+    """Return the path and format of each image to examine, by disk name.
+
+    `known`: what the journal records of an earlier protection; `disks`: as the primary's agent
+    reports them.
+    """
     if known is None:
         return {}
     return {

@@ -33,7 +33,8 @@ def _alone(job: str) -> tuple[int, ...]:
 async def note(recorder: Recorder, job: str, why: str) -> None:
     """Record the permission, so that no controller starts the standby from now on.
 
-    Raises JournalError, LeaseLost.
+    `job`: ID of the protection; `why`: why the guest may run unprotected. Raises JournalError,
+    LeaseLost.
     """
     if not await alone(job):
         await asyncio.to_thread(recorder.intend, Step.ALONE, {"why": why})
@@ -50,7 +51,7 @@ async def grant(primary: Host, guest: str, name: str) -> None:
 async def close(recorder: Recorder, job: str) -> None:
     """Close the permission in the journal, as the standby is complete again.
 
-    Raises JournalError, LeaseLost.
+    `job`: ID of the protection. Raises JournalError, LeaseLost.
     """
     for seq in await alone(job):
         await asyncio.to_thread(recorder.conclude, seq, StepState.DONE)

@@ -128,7 +128,8 @@ def attended(known: Known, caller: Caller) -> Iterator[Recorder]:
 async def unprotect(known: Known, caller: Caller) -> StopResult:
     """End a protection. The guest keeps running where it is, as if it had never been protected.
 
-    After VmckptError, parts of the protection may be left; may be repeated.
+    After VmckptError, parts of the protection may be left; may be repeated. Raises GuestLocked if
+    another process controls the protection, JournalError, LeaseLost, TwoCopies, VmckptError.
     """
     began = time.monotonic()
     with attended(known, caller) as recorder:

@@ -146,7 +146,7 @@ async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) ->
 
 
 async def send(remote: Remote, args: Sequence[str], path: Path) -> Answer:
-    """Run a command with a file as its input. Returns its exit status and output.
+    """Run a command with the file `path` as its input. Returns its exit status and output.
 
     Keeps only the beginning of a long output. Raises RemoteError if the connection breaks or makes
     no progress for several minutes.

@@ -127,7 +127,7 @@ class ProtectionTerms:
     """Without a fixed interval: the share of the guest's time that pauses may take, 0 to 1."""
     max_pause: Seconds = Seconds(0.5)
     hold: Seconds = Seconds(5.0)
-    """How long output waits for a lost backup before the guest runs unprotected."""
+    """Time from losing the backup until permission to run unprotected is requested."""
     bandwidth: BytesPerSecond | None = None
     """Maximum send rate, except for the last epoch of a switchover; None: no limit."""
 

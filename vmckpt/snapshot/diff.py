@@ -47,7 +47,10 @@ class RegionDiff:
 
 
 def compare(before: Private, after: Private) -> tuple[RegionDiff, ...]:
-    """Return the changes of all regions, in the order of the newer snapshot, removed ones last."""
+    """Return the changes of all regions, in the order of the newer snapshot.
+
+    Regions that the newer snapshot lacks come last.
+    """
     table = _Table(before.chunks, after.chunks)
     gone = [old for old in before.regions if not _same_kind(old, after.region(old.name))]
     found = []

@@ -60,6 +60,7 @@ class Folder:
         """Open a directory inside `folder`.
 
         The operator has chosen the path `folder`, so it may contain links owned by any user.
+        Raises FileRefused, OSError.
         """
         made = cls.__new__(cls)
         made.path = folder / inside
@@ -124,7 +125,10 @@ class Folder:
         return file
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the first bytes of an existing regular file, at most `most`."""
+        """Return the first bytes of an existing regular file, at most `most`.
+
+        Raises FileRefused for any other kind of file, OSError.
+        """
         with os.fdopen(self.open(name), "rb") as file:
             return file.read(most)
 
@@ -141,7 +145,7 @@ class Folder:
     def rename(self, old: str, new: str, to: "Folder | None" = None) -> None:
         """Rename a file, replacing `new` if it exists.
 
-        `to`: the directory of `new`; None: this directory.
+        `to`: the directory of `new`; None: this directory. Raises OSError.
         """
         with _named(self.path / old):
             os.rename(old, new, src_dir_fd=self._file, dst_dir_fd=(to or self)._file)

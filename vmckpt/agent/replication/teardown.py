@@ -255,7 +255,10 @@ def forget(session: Session, folder: Path) -> None:
 
 
 def outcome(folder: Path, what: ProtectionOutcome, why: str, **more: float) -> None:
-    """Record for the controller how the protection ended. Raises OSError."""
+    """Record for the controller how the protection ended. Raises OSError.
+
+    `folder`: the session's directory; `more`: further numbers for the record, by name.
+    """
     told = {"outcome": what, "why": why, "at": time.time(), **more}
     atomic_file.put(folder / OUTCOME, json.dumps(told))
 

@@ -29,7 +29,8 @@ def of_others(
 ) -> dict[Path, tuple[str, str]]:
     """Return the paths that other guests use, each with the guest and its top image.
 
-    The backing chain is read from the images, since libvirt reports it only for running guests.
+    `places`: the paths to look for; `users`: guest and format of each image in use, by path. The
+    backing chain is read from the images, since libvirt reports it only for running guests.
     """
     ours = [place for place in places if place.exists()]
     found: dict[Path, tuple[str, str]] = {}

@@ -25,6 +25,8 @@ from vmckpt.units import Seconds
 def restore_lazily(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Start the guest, and wait until its disks are complete or the controller asks to stop.
 
+    Raises BadInput if the snapshot has no memory.
+
     Once the guest is running, the disk server fills the disks even if the agent and the controller
     die. Returns a RestoreResult as JSON; "whole" is true if the disks are complete. If the guest
     did not start, everything is undone, and VmckptError or OSError is raised. If a disk cannot be

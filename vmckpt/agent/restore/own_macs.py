@@ -81,7 +81,10 @@ def give_own_macs(order: RestoreOrder, original: str) -> MacResult:
 
 
 def kept_macs(order: RestoreOrder, why: str) -> str:
-    """Return the message for a fork whose cards may have the original's addresses."""
+    """Return the message for a fork whose cards may have the original's addresses.
+
+    `why`: a clause that follows "because".
+    """
     try:
         with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
             name, macs = monitor.name, [mac for _, mac in _cards(monitor.described())]

@@ -80,7 +80,9 @@ def unchanged(past: ParentState | None, memory: Memory) -> bool:
 def keep(draft: Draft, private: Private, past: ParentState | None, end: End) -> None:
     """Write the parent state for the next snapshot. Raises OSError.
 
-    After a snapshot without memory, the previous memory maps are kept, since they remain valid.
+    `private`: of the new snapshot; `past`: the state of the previous snapshot, if any; `end`: facts
+    about the new snapshot. After a snapshot without memory, the previous memory maps are kept,
+    since they remain valid.
     """
     maps = {region.name: region.map for region in private.regions}
     chunks = private.chunks

@@ -86,9 +86,10 @@ class DiskReader:
         yield from _runs(self._states)
 
     def read(self, start: int, count: int) -> memoryview:
-        """Return the bytes of units in any state. The result is valid until the next call.
+        """Return the bytes of `count` units from unit `start` on, whatever their state.
 
-        If units are read in order, units with data are prefetched. Raises HypervisorError.
+        The result is valid until the next call. If units are read in order, units with data are
+        prefetched. Raises HypervisorError.
         """
         if len(self._buffer) < count * UNIT:
             self._buffer = bytearray(count * UNIT)

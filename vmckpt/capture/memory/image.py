@@ -54,7 +54,8 @@ class ImageWriter:
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
         """Write pages with data. Each run of adjacent pages is written by one call.
 
-        Raises OSError.
+        `block`: number of the block in the header; `addresses`: ascending offsets of the pages in
+        the block, in bytes; `data`: one row for each page. Raises OSError.
         """
         whole = np.ascontiguousarray(data).reshape(-1).data
         breaks = np.flatnonzero(np.diff(addresses) != PAGE) + 1
@@ -68,7 +69,7 @@ class ImageWriter:
     def zeros(self, block: int, addresses: Addresses) -> None:
         """Record zero pages. Most are holes already; pages with earlier data are overwritten.
 
-        Raises OSError.
+        `block`, `addresses`: see `pages`. Raises OSError.
         """
         numbers = addresses // PAGE
         for number in numbers[self._present[block][numbers]].tolist():
@@ -132,7 +133,10 @@ def complete(
 
 
 def write_all(file: int, data: memoryview, offset: int | None) -> None:
-    """Write all data, at an offset or at the current position. Raises OSError."""
+    """Write all data to an open file. Raises OSError.
+
+    `offset`: where in the file, in bytes; None: at the current position.
+    """
     while len(data):
         done = os.write(file, data) if offset is None else os.pwrite(file, data, offset)
         data = data[done:]

@@ -127,7 +127,10 @@ def _call(monitor: Saver, path: Path, hooks: Hooks, stop: threading.Event) -> No
 
 
 def request(path: Path, targets: list[str]) -> str:
-    """Return libvirt's XML for a snapshot of memory to a file, without disks."""
+    """Return libvirt's XML for a snapshot of memory to a file, without disks.
+
+    `path`: the file; `targets`: names of all of the guest's disks.
+    """
     kept = "".join(f"<disk name={quoteattr(name)} snapshot='no'/>" for name in targets)
     return (
         f"<domainsnapshot><memory snapshot='external' file={quoteattr(str(path))}/>"

@@ -125,7 +125,7 @@ class NbdSocket:
             self.socket.sendall(small)
 
     def take(self, length: int) -> bytes:
-        """Receive and return exactly `length` bytes."""
+        """Receive and return exactly `length` bytes. Raises Gone if the connection ends first."""
         if not length:
             return b""
         first = self.socket.recv(length)

@@ -56,7 +56,11 @@ def _joined(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
 
 
 def usual_layout(blocks: Sequence[RamBlock], machine: str) -> tuple[Stretch, ...]:
-    """Return the memory layout of an ordinary x86 guest: below and above the PCI hole."""
+    """Return the memory layout of an ordinary x86 guest: below and above the PCI hole.
+
+    `blocks`: the main memory, in guest-physical order; `machine`: the machine type, such as
+    "pc-q35-7.2".
+    """
     size = sum(block.size for block in blocks)
     if "q35" in machine:
         low = 0x80000000 if size >= 0xB0000000 else 0xB0000000

@@ -82,7 +82,10 @@ class Reader:
 
 
 def readable(name: bytes, offset: int) -> str:
-    """Return a name as text. Raises StreamDamaged if it is not printable ASCII."""
+    """Return a name as text. Raises StreamDamaged if it is not printable ASCII.
+
+    `offset`: of the name in the stream, for the error.
+    """
     if not name.isascii() or not name.decode("ascii").isprintable():
         raise damaged(offset, f"invalid name {name[:20]!r}")
     return name.decode("ascii")
@@ -185,7 +188,10 @@ def parse_head(data: bytes) -> tuple[Head, int]:
 
 
 def parse_available_head(data: bytes) -> tuple[Head, int]:
-    """Like `parse_head`, but raise NeedMore if `data` ends before the header does."""
+    """Like `parse_head`, but raise NeedMore if `data` ends before the header does.
+
+    Raises StreamDamaged if the header is invalid.
+    """
     reader = Reader(data)
     if (magic := reader.raw(4)) != MAGIC:
         raise damaged(0, f"magic {magic!r} instead of {MAGIC!r}")
@@ -221,7 +227,10 @@ def parse_available_head(data: bytes) -> tuple[Head, int]:
 
 
 def check_footer(reader: Reader, section: int) -> None:
-    """Read the footer of a section. Raises StreamDamaged if it is invalid, and NeedMore."""
+    """Read the footer of the section numbered `section`.
+
+    Raises StreamDamaged if it is invalid, and NeedMore.
+    """
     where = reader.offset
     mark, number = reader.number(1), reader.number(4)
     if (mark, number) != (FOOTER, section):

@@ -153,7 +153,10 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
 
 
 async def balanced(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
-    """Return a plan of moves that balance the hosts' loads and are worth their cost; see `plan`."""
+    """Return a plan of moves that balance the hosts' loads and are worth their cost.
+
+    Arguments and errors: see `plan`.
+    """
     limits, checks = scope.terms(task), plans.NO_CHECKS
     for number in range(_ROUNDS):
         seen = await gather_fleet(hosts, scope, task)

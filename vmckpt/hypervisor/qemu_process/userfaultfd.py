@@ -101,7 +101,10 @@ def opened(process: HeldProcess) -> Iterator[int]:
 
 
 def duplicate(process: HeldProcess, number: int) -> int:
-    """Return a duplicate of a process's descriptor, to be closed by the caller. Raises OSError."""
+    """Return a duplicate of a process's descriptor, to be closed by the caller. Raises OSError.
+
+    `number`: the descriptor in `process`.
+    """
     library = ctypes.CDLL(None, use_errno=True)
     copy = library.syscall(_PIDFD_GETFD, process.pidfd, number, 0)
     if copy < 0:

@@ -66,8 +66,8 @@ async def call_off(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus |
     """Cancel the migration, so that the guest keeps running on the source. Returns None.
 
     If the source has already handed the guest over, the migration is finished instead, and the
-    result of `finish` is returned. After VmckptError, parts of the migration may be left; may be
-    repeated.
+    result of `finish` is returned. `say` receives warnings. Raises OutcomeUnknown, VmckptError;
+    parts of the migration may then be left. May be repeated.
     """
     if has_arrived(await agent_client.status(pair.target, pair.uuid)):
         return await finish(pair, say)

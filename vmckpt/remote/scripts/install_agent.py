@@ -41,9 +41,11 @@ class InstallRefused(Exception):
 
 
 def install(folder: Path, name: str, digest: str, size: int, program: str) -> None:
-    """Install the version `name`.
+    """Install the version `name` in a directory of this name inside `folder`.
 
-    After any exception, the version is not installed, or it is complete and usable.
+    `digest`: of the bundle; `size`: free space that the installation needs, in bytes; `program`:
+    see `trial`. Raises InstallRefused, OSError. After any exception, the version is not installed,
+    or it is complete and usable.
     """
     make(folder)
     room = os.statvfs(folder)
@@ -186,7 +188,10 @@ def furnish(new: Path) -> None:
 
 
 def trial(at: Path, program: str) -> None:
-    """Check that the agent starts; the start also compiles bytecode. Raises InstallRefused."""
+    """Check that the agent starts; the start also compiles bytecode. Raises InstallRefused.
+
+    `at`: the directory of the installation; `program`: Python code that starts the agent.
+    """
     environ = {name: value for name, value in os.environ.items() if name not in _OURS}
     try:
         done = subprocess.run(
@@ -221,9 +226,9 @@ def durable(path: Path) -> None:
 
 
 def put(new: Path, at: Path, program: str) -> None:
-    """Rename the directory to its final name, unless a working installation is already there.
+    """Rename `new` to `at`, its final name, unless a working installation is already there.
 
-    Raises InstallRefused, OSError.
+    `program`: see `trial`. Raises InstallRefused, OSError.
     """
     for _ in range(2):
         try:
@@ -243,7 +248,10 @@ def put(new: Path, at: Path, program: str) -> None:
 
 
 def remove_old(folder: Path, kept: str) -> None:
-    """Remove other versions that are not in use and not recently requested. Raises OSError."""
+    """Remove other versions that are not in use and not recently requested. Raises OSError.
+
+    `folder`: has one directory for each version; `kept`: name of the directory to keep.
+    """
     old = [one for one in folder.iterdir() if one.name[0] != "." and one.name != kept]
     for one in old:
         try:

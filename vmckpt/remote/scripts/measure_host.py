@@ -60,7 +60,10 @@ def command_of(pid: int) -> str:
 
 
 def backends(command: str, size: int) -> list[int]:
-    """Return the sizes of the memory backends on a QEMU command line; [size] if it has none."""
+    """Return the sizes, in bytes, of the memory backends on a QEMU command line.
+
+    `command`: the arguments, separated by zero bytes. If there is no backend, returns [size].
+    """
     found = [
         int(match)
         for word in command.split("\0")
@@ -229,9 +232,9 @@ def listen(address: str, token: str, seconds: float) -> object:
 
 
 def receive(server: socket.socket, token: bytes, seconds: float) -> None:
-    """Receive from the sender that knows the token, and reply with marks (time, bytes so far).
+    """Receive from the sender that knows the token, and reply with marks (seconds, bytes so far).
 
-    Raises OSError.
+    `seconds`: how long to receive. Raises OSError.
     """
     buffer = bytearray(1 << 20)
     while True:

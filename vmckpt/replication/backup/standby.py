@@ -65,7 +65,7 @@ class NbdWriter(Client):
         host: str,
         window: int = 8 * MIB,
     ) -> None:
-        """`window`: maximum number of bytes of data in flight."""
+        """`window`: maximum number of bytes of data in flight. Raises HypervisorError."""
         super().__init__(place, export, host=host)
         self._window = window
         self._writing: dict[int, tuple[int, _Request]] = {}

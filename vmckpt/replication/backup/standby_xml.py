@@ -84,7 +84,7 @@ def dimm(one: Dimm, *, nodes: bool) -> str:
 
 
 def has_nodes(xml: str) -> bool:
-    """Return whether a guest has NUMA nodes."""
+    """Return whether a guest has NUMA nodes. Raises ValueError if the XML is invalid."""
     return domain_xml.tree(xml, "domain").find("cpu/numa/cell") is not None
 
 
@@ -126,7 +126,10 @@ def since_takeover(xml: str) -> str:
 
 
 def plain(xml: str) -> ET.Element:
-    """Parse a guest's XML, and remove the parts that remain from an earlier standby."""
+    """Parse a guest's XML, and remove the parts that remain from an earlier standby.
+
+    Raises ValueError if the XML is invalid.
+    """
     root = domain_xml.tree(xml, "domain")
     root.attrib.pop("id", None)
     line = root.find(f"{{{QEMU}}}commandline")
@@ -163,7 +166,7 @@ def with_owners_kept(xml: str, shared: Collection[str]) -> str:
     """Return the XML with relabelling off for `shared` disks, so that libvirt keeps their owners.
 
     QEMU on another host uses these images, and reopens them for each epoch. `shared`: names of the
-    disks in the guest.
+    disks in the guest. Raises ValueError if the XML is invalid.
     """
     if not shared:
         return xml
@@ -180,7 +183,10 @@ def with_owners_kept(xml: str, shared: Collection[str]) -> str:
 
 
 def plugged(xml: str) -> list[str]:
-    """Return the XML of each network card of a running standby, with its link up."""
+    """Return the XML of each network card of a running standby, with its link up.
+
+    Raises ValueError if the XML is invalid.
+    """
     found = []
     for card in domain_xml.tree(xml, "domain").findall("devices/interface"):
         for link in card.findall("link"):
@@ -191,7 +197,10 @@ def plugged(xml: str) -> list[str]:
 
 
 def marked(xml: str) -> str | None:
-    """Return the session in a standby's metadata; None: the guest is not a standby."""
+    """Return the session in a standby's metadata; None: the guest is not a standby.
+
+    Raises ValueError if the XML is invalid.
+    """
     return domain_xml.standby_of(domain_xml.tree(xml, "domain"))
 
 

@@ -93,14 +93,14 @@ _log: _Log
 
 
 def config(key: str, value: str) -> None:
-    """Take one parameter of the command line."""
+    """Take one parameter of the command line. Raises ValueError if it is unknown."""
     if key not in _KEYS:
         raise ValueError(f"unknown parameter {key}")
     _told[key] = value
 
 
 def config_complete() -> None:
-    """Open the files given in the parameters."""
+    """Open the files given in the parameters. Raises ValueError if a parameter is missing."""
     global _log  # noqa: PLW0603 - a plugin of nbdkit is a module, and this is its state
     missing = [key for key in _KEYS if key not in _told]
     if missing:

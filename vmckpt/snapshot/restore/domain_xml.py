@@ -68,7 +68,7 @@ def with_links_up(xml: str) -> str:
 
 
 def cards(xml: str) -> int:
-    """Return the number of network cards of a guest."""
+    """Return the number of network cards of a guest. Raises ValueError if the XML is invalid."""
     return len(domain_xml.tree(xml, "domain").findall("devices/interface"))
 
 
