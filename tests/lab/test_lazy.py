@@ -1,4 +1,4 @@
-"""Guests that run before their disks are there, and what becomes of them when somebody dies."""
+"""Guests that run before memory and disks are there, and what happens when a process dies."""
 
 import re
 import signal
@@ -45,18 +45,57 @@ def test_a_guest_runs_before_its_disk_is_there(kept: Bench) -> None:
     taken(kept)
 
 
-@pytest.mark.long
-def test_a_raw_disk_is_refused_and_the_guest_runs_on(kept: Bench) -> None:
+def test_memory_comes_on_demand_and_a_raw_disk_is_written_first(kept: Bench) -> None:
     kept.guest(**SMALL)
     one = taken(kept).json
-    done = kept.run("snapshot", "restore", one["id"], "--lazy", "--replace")
-    assert (done.code, "only qcow2 images can be filled" in done.err) == (2, True)
-    assert kept.ledgers() == {"memory": True, "disk": True, "output": True}
+    back = kept.good("snapshot", "restore", one["id"], "--lazy", "--replace", "--json").json
+    assert (back["whole"], back["warnings"]) == (True, [])
+    assert kept.where() == ["alpha"]
+    assert proofs(kept) == []
+    assert nothing_is_left(kept)
+    taken(kept)
+
+
+SERVERS = "pgrep -f 'vmckpt[.]agent[.]main$'"
+"""Prints the keeper's process number on its host; its command line ends with the module."""
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        pytest.param("controller", marks=pytest.mark.long),
+        pytest.param("agent, guard and keeper", marks=pytest.mark.long),
+        "keeper",
+    ],
+)
+def test_whoever_dies_the_memory_comes_in(kept: Bench, who: str) -> None:
+    kept.guest(**{**SMALL, "memory": "768MiB", "dirty": "512MiB@1MiB/s"})
+    one = taken(kept).json
+    restoring = kept.start("snapshot", "restore", one["id"], "--lazy", "--replace")
+    victims = f"$({SERVERS})"
+    if "agent" in who:
+        victims = f"$(pgrep -f keeper[_]guard) {victims} $(ps -o ppid= -p $({SERVERS}))"
+    arrives = "until cat /run/vmckpt/lazy-*/memory.json 2>&-; do sleep 0.01; done"
+    if who == "controller":
+        kept.inside("alpha", "sh", "-c", arrives)
+        restoring.kill()
+    else:
+        # The guest runs, and its memory is not complete.
+        running = "until virsh domstate web1 | grep -q running; do sleep 0.01; done"
+        kept.inside("alpha", "sh", "-c", f"{arrives}; {running}; kill -9 {victims}")
+    done = finish(restoring)
+    assert (done.code == 0) == (who == "keeper"), done.err
+    if "guard" in who:
+        assert "memory.json" in kept.inside("alpha", "sh", "-c", "ls /run/vmckpt/lazy-*")
+    told = kept.good("recover", "--json").json
+    assert [one["outcome"] for one in told] == ["completed"] * (who != "keeper"), told
+    until(lambda: "running" in kept.inside("alpha", "virsh", "domstate", "web1"))
+    assert proofs(kept) == []
     until(lambda: nothing_is_left(kept))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("who", ["controller", "agent and keeper", "keeper"])
+@pytest.mark.parametrize("who", ["controller", "agent, guard and keeper", "keeper"])
 def test_whoever_dies_the_disk_comes_in(kept: Bench, who: str) -> None:
     kept.guest(**LARGE)
     one = taken(kept).json
@@ -69,11 +108,13 @@ def test_whoever_dies_the_disk_comes_in(kept: Bench, who: str) -> None:
         serving = keeper(kept)
         assert serving is not None
         parent = kept.inside("alpha", "ps", "-o", "ppid=", "-p", serving).strip()
+        if who != "keeper":
+            kept.inside("alpha", "pkill", "-9", "-f", "keeper[_]guard")
         for process in (parent, serving)[who == "keeper" :]:
             kept.inside("alpha", "kill", "-9", process)
     done = finish(restoring)
     assert (done.code == 0) == (who == "keeper"), done.err
-    if who == "agent and keeper":
+    if who == "agent, guard and keeper":
         assert behind(kept)
         assert keeper(kept) is None
     told = kept.good("recover", "--json").json
@@ -83,6 +124,23 @@ def test_whoever_dies_the_disk_comes_in(kept: Bench, who: str) -> None:
     until(lambda: "running" in kept.inside("alpha", "virsh", "domstate", "web1"))
     assert proofs(kept) == []
     assert nothing_is_left(kept)
+
+
+@pytest.mark.long
+def test_a_keeper_that_is_killed_is_replaced_by_its_guard(kept: Bench) -> None:
+    """Even if the agent is gone, and nobody runs vmckpt recover."""
+    kept.guest(**{**SMALL, "memory": "768MiB", "dirty": "512MiB@1MiB/s"})
+    one = taken(kept).json
+    restoring = kept.start("snapshot", "restore", one["id"], "--lazy", "--replace")
+    arrives = "until cat /run/vmckpt/lazy-*/memory.json 2>&-; do sleep 0.01; done"
+    running = "until virsh domstate web1 | grep -q running; do sleep 0.01; done"
+    both = f"kill -9 $({SERVERS}) $(ps -o ppid= -p $({SERVERS}))"
+    kept.inside("alpha", "sh", "-c", f"{arrives}; {running}; {both}")
+    assert finish(restoring).code != 0
+    until(lambda: "memory.json" not in kept.inside("alpha", "sh", "-c", "ls /run/vmckpt/*"))
+    assert proofs(kept) == []
+    assert [one["outcome"] for one in kept.good("recover", "--json").json] == ["completed"]
+    until(lambda: nothing_is_left(kept))
 
 
 @pytest.mark.long

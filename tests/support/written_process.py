@@ -11,12 +11,18 @@ from vmckpt.capture.memory.write_tracking import MemoryRange
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 _PROGRAM = """
-import ctypes, mmap, random, sys, time
+import ctypes, mmap, os, random, sys, time
 size, huge = int(sys.argv[1]), sys.argv[2] == "huge"
-memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+if sys.argv[2] == "shared":
+    file = os.memfd_create("memory")
+    os.ftruncate(file, size)
+    memory = mmap.mmap(file, size)
+else:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
 address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 print(address, flush=True)
+zeros = open("/dev/zero", "rb", buffering=0)
 library = ctypes.CDLL(None, use_errno=True)
 library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + 3 * [ctypes.c_int] + [ctypes.c_long]
 library.mmap.restype = ctypes.c_void_p
@@ -25,6 +31,12 @@ for line in sys.stdin:
     for page in map(int, pages):
         if word == "write":
             memory[4096 * page] = (memory[4096 * page] + 1) % 256
+        if word == "read":
+            print(memory[4096 * page])
+        if word == "allocate":
+            os.posix_fallocate(file, 4096 * page, 4096)
+        if word == "load":
+            zeros.readinto(memoryview(memory)[4096 * page : 4096 * page + 4096])
         if word == "spin":  # write each page once, in any order, within so many milliseconds
             order, began = random.sample(range(size // 4096), size // 4096), time.monotonic()
             for number, one in enumerate(order):
@@ -41,8 +53,9 @@ _PROTECTED = 1 << 57
 class WrittenProcess:
     """The process, with `pages` pages. Use as `with WrittenProcess() as process`."""
 
-    def __init__(self, pages: int = 256, *, huge: bool = False) -> None:
-        words = [sys.executable, "-c", _PROGRAM, str(pages * 4096), "huge" if huge else "small"]
+    def __init__(self, pages: int = 256, *, huge: bool = False, shared: bool = False) -> None:
+        kind = "shared" if shared else "huge" if huge else "small"
+        words = [sys.executable, "-c", _PROGRAM, str(pages * 4096), kind]
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -61,6 +74,23 @@ class WrittenProcess:
     def write(self, pages: Iterable[int]) -> None:
         """Change a byte of each of these pages."""
         self._do("write", pages)
+
+    def read(self, pages: Iterable[int]) -> list[int]:
+        """Return the first byte of each page, as the process reads it. Waits for faults."""
+        pages = list(pages)
+        self._ask("read", pages)
+        assert self._process.stdout is not None
+        found = [int(self._process.stdout.readline()) for _ in pages]
+        self._wait()
+        return found
+
+    def load(self, pages: Iterable[int]) -> None:
+        """Let the kernel read zeros into these pages."""
+        self._do("load", pages)
+
+    def allocate(self, pages: Iterable[int]) -> None:
+        """Allocate these pages of the shared memory's file, without writing them."""
+        self._do("allocate", pages)
 
     def spin(self, milliseconds: int) -> None:
         """Write each page once, in any order, within this time. Does not wait for the end."""

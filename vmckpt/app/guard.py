@@ -21,7 +21,7 @@ from vmckpt.snapshot.catalog import Identity
 from vmckpt.snapshot.guard import Outside, in_words
 from vmckpt.snapshot.guard_rules import Ending, GuardRequest, GuardResult
 from vmckpt.snapshot.request import Restored, RestoreRequest, Step, Taken, TakeRequest
-from vmckpt.snapshot.restore import restore
+from vmckpt.snapshot.restore import domain_xml, restore
 from vmckpt.snapshot.restore.restore import Opened
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.keys.identity import public_of
@@ -227,8 +227,10 @@ class _Guarding:
         self.caller.warn(f"{why}; restoring {self.taken.guest} from {self.taken.id}")
         states, _ = await _states(self.controller.inventory, self.opened.public.guest_uuid)
         runs = [host for host, state in states.items() if state.is_active]
+        # A lazy restore keeps no base images, so the disks would need more space than before.
+        lazy = not domain_xml.bases(self.opened.private.facts.domain_xml)
         request = RestoreRequest(
-            snapshot=self.taken.id, end_running=True, on_restore=self.request.on_restore
+            snapshot=self.taken.id, end_running=True, on_restore=self.request.on_restore, lazy=lazy
         )
         deaf = replace(self.caller, stop=asyncio.Event())
         return await snapshot_restore.restore(

@@ -1,4 +1,4 @@
-"""Lazy restore: the guest starts immediately on empty images, which the store then fills."""
+"""Lazy restore: the guest starts at once, with empty images and memory, which the store fills."""
 
 import json
 import subprocess
@@ -13,24 +13,26 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel, error_from_json
 from vmckpt.agent.restore import lazy_server, restore
 from vmckpt.agent.restore.files import Images
-from vmckpt.agent.snapshot import spool
+from vmckpt.agent.restore.lazy_memory import LazyRevival
+from vmckpt.agent.restore.page_server import ServedMemory
+from vmckpt.agent.restore.restore import Revival
 from vmckpt.capture.disks import lazy_overlay
 from vmckpt.errors import BadInput, GuestLocked, OutcomeUnknown, VmckptError
 from vmckpt.store.assemble import Source
+from vmckpt.store.chunk_reader import Reader
 from vmckpt.store.format.metadata import DiskMake
 from vmckpt.store.format.private_part import Private
-from vmckpt.units import Seconds
 
 
 def restore_lazily(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Start the guest, and wait until its disks are complete or the controller asks to stop.
+    """Start the guest, and wait until memory and disks are complete or the controller asks to stop.
 
     Raises BadInput if the snapshot has no memory.
 
-    Once the guest is running, the disk server fills the disks even if the agent and the controller
-    die. Returns a RestoreResult as JSON; "whole" is true if the disks are complete. If the guest
-    did not start, everything is undone, and VmckptError or OSError is raised. If a disk cannot be
-    filled later, the raised error has `undone` false.
+    Once the guest is running, a server fills memory and disks even if the agent and the controller
+    die. Returns a RestoreResult as JSON; "whole" is true if both are complete. If the guest did not
+    start, everything is undone, and VmckptError or OSError is raised. If a disk cannot be filled
+    later, the raised error has `undone` false.
     """
     if order.xml is None:
         raise BadInput(
@@ -39,21 +41,22 @@ def restore_lazily(order: RestoreOrder, channel: ControllerChannel) -> dict[str,
         )
     with LazyServerClient({**order.as_json(), "do": "serve"}, order.host) as keeper:
         keeper.wait_ready()
-        told = restore.restore(order, channel, _Lazy(keeper.sockets))
+        way = _Lazy(keeper)
+        told = restore.restore(order, channel, way)
         keeper.go()
         whole = keeper.watch(channel)
     if not whole and not channel.stop.is_set():
-        # The disk server was killed, and the guest pauses at its next read: start another server.
+        # The server was killed. Its guard starts another one; if not, this agent does.
         again = FinishOrder(guest=order.guest, host=order.host)
         whole = bool(finish(again, channel)["whole"])
-    return {**told, "whole": whole}
+    return {**told, "warnings": [*told["warnings"], *way.warnings()], "whole": whole}
 
 
 def finish(order: FinishOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Wait until a guest's disks are complete; restart the disk server if it is dead.
+    """Wait until a guest's memory and disks are complete; restart the server if it is dead.
 
-    Returns JSON: "waits" is true if any disk was incomplete before, "whole" if all disks are now
-    complete. Raises BadInput if the server's order is invalid, the errors that the server reports,
+    Returns JSON: "waits" is true if something was incomplete before, "whole" if all is complete
+    now. Raises BadInput if the server's order is invalid, the errors that the server reports,
     RemoteError, OSError.
     """
     kept = lazy_server.kept(order.guest)
@@ -61,30 +64,36 @@ def finish(order: FinishOrder, channel: ControllerChannel) -> dict[str, Any]:
         return {"waits": False, "whole": True}
     if order.dry:
         return {"waits": True, "whole": False}
-    while _is_served(order.guest):
-        if channel.stop.wait(0.5):
-            return {"waits": True, "whole": False}
-    # A server that was killed or has failed leaves its order behind. A new server carries it out,
-    # or reports the error.
-    kept = lazy_server.kept(order.guest)
-    if kept is None:
-        return {"waits": True, "whole": True}
-    with LazyServerClient(kept, order.host) as keeper:
+    while True:
+        while lazy_server.is_served(order.guest):
+            if channel.stop.wait(0.5):
+                return {"waits": True, "whole": False}
+        # A server that was killed or has failed leaves its order behind. A new server carries it
+        # out, or reports the error.
+        kept = lazy_server.kept(order.guest)
+        if kept is None:
+            return {"waits": True, "whole": True}
+        with suppress(GuestLocked), LazyServerClient(kept, order.host) as keeper:
+            keeper.wait_ready()
+            keeper.go()
+            return {"waits": True, "whole": keeper.watch(channel)}
+
+
+def serve_again(guest: str, host: str) -> None:
+    """Start a server for a guest that waits for its memory. Does nothing if one is serving it.
+
+    Raises BadInput if the server's order is invalid, the errors that the server reports,
+    RemoteError, OSError.
+    """
+    if not lazy_server.waits_for_memory(guest) or (kept := lazy_server.kept(guest)) is None:
+        return
+    with suppress(GuestLocked), LazyServerClient(kept, host) as keeper:
         keeper.wait_ready()
         keeper.go()
-        return {"waits": True, "whole": keeper.watch(channel)}
-
-
-def _is_served(guest: str) -> bool:
-    try:
-        with spool.held(lazy_server.folder_of(guest), patience=Seconds(0.0)):
-            return False
-    except GuestLocked:
-        return True
 
 
 class LazyServerClient:
-    """The agent's connection to a disk server, a process that the agent starts.
+    """The agent's connection to a server of memory and disks, a process that the agent starts.
 
     Use as a context manager. Leaving the block stops the server, unless `go` was called or it is
     unknown whether the guest is running.
@@ -127,7 +136,18 @@ class LazyServerClient:
             if told.get("ask") == "ready":
                 self.sockets = dict(told["about"]["sockets"])
                 return
-        raise VmckptError(f"{self._host}: the disk server exited before it was ready")
+        raise VmckptError(f"{self._host}: the server of a lazy restore exited before it was ready")
+
+    def attach(self, memory: ServedMemory) -> None:
+        """Let the server serve missing pages from now on.
+
+        Raises VmckptError or an error that the server reports.
+        """
+        self._say({"answer": memory.as_json()})
+        for told in self._hear():
+            if told.get("ask") == "attached":
+                return
+        raise VmckptError(f"{self._host}: the server of a lazy restore exited before it was ready")
 
     def go(self) -> None:
         """Let the server continue on its own, since the guest is running."""
@@ -163,27 +183,41 @@ class LazyServerClient:
 
 
 class _Lazy:
-    """The restore.DiskMethod of lazy restores."""
+    """The restore.RestoreMethod of lazy restores."""
 
-    def __init__(self, sockets: Mapping[str, str]) -> None:
-        self._sockets = sockets
+    def __init__(self, server: LazyServerClient) -> None:
+        self._server, self._sockets = server, server.sockets
+        self._revival: LazyRevival | None = None
 
     def images(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
     ) -> Images:
-        """See restore.DiskMethod."""
-        lazy_overlay.require_overlay_support(
-            {one.target: one.format for one in private.facts.disks}
-        )
+        """See restore.RestoreMethod."""
         return _Overlays(order, private, reader, channel, self._sockets)
 
     def started_as(self, xml: str) -> str:
-        """See restore.DiskMethod."""
+        """See restore.RestoreMethod."""
         return lazy_overlay.behind(xml, self._sockets)
+
+    def revival(
+        self, order: RestoreOrder, private: Private, reader: Reader, channel: ControllerChannel
+    ) -> Revival:
+        """See restore.RestoreMethod."""
+        self._revival = LazyRevival(order, private, reader, channel, self._server)
+        return self._revival
+
+    def warnings(self) -> list[str]:
+        """Return a warning if the guest's memory was not restored lazily."""
+        if self._revival is None or self._revival.why_whole is None:
+            return []
+        return [f"all memory was read before the guest ran: {self._revival.why_whole}"]
 
 
 class _Overlays(Images):
-    """Empty images whose backing files are the exports of the disk server."""
+    """Empty images whose backing files are the exports of the server.
+
+    Disks that the server does not export are written completely.
+    """
 
     def __init__(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel,
@@ -193,6 +227,9 @@ class _Overlays(Images):
         self._sockets = sockets
 
     def _make(self, disk: DiskMake) -> None:
+        if disk.target not in self._sockets:
+            super()._make(disk)
+            return
         base = f"nbd+unix:///{disk.target}?socket={self._sockets[disk.target]}"
         if (told := self._order.bases.get(disk.target)) is not None:
             self.warnings.append(

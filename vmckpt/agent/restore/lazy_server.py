@@ -1,4 +1,4 @@
-"""The disk server of a lazy restore: serves a running guest's disks and fills its images.
+"""The server of a lazy restore: serves a running guest's memory and disks, and fills them.
 
 The server is a separate process that outlives the agent and the controller. Its order is kept in a
 directory on tmpfs, so that the server can be restarted. A reboot deletes this directory and stops
@@ -17,14 +17,16 @@ from typing import Any
 
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel
-from vmckpt.agent.restore import restore
+from vmckpt.agent.restore import keeper_guard, restore
+from vmckpt.agent.restore.page_server import FirstPages, PageServer, ServedMemory
 from vmckpt.agent.snapshot import spool
 from vmckpt.capture.disks import lazy_overlay
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.capture.nbd.server import Server
 from vmckpt.capture.nbd.session import Export
-from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
+from vmckpt.errors import BadInput, Cancelled, GuestLocked, HypervisorError, StoreError
 from vmckpt.hypervisor import block, connection, qemu_user
+from vmckpt.hypervisor.qemu_process import identity, userfaultfd
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.model.disk import is_locked
 from vmckpt.store.assemble import Assembly, Source
@@ -33,7 +35,7 @@ from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file, host_directories
 
-_ORDER = "order.json"
+_ORDER, _MEMORY = "order.json", "memory.json"
 _COMES = "still reads its disks from this snapshot on"
 _COMES_OLD = "come in from it on"
 """The words of pins that earlier versions stored."""
@@ -51,38 +53,56 @@ def folder_of(guest: str) -> Path:
     return host_directories.run_dir() / f"lazy-{guest}"
 
 
+def order_file(guest: str) -> Path:
+    """Return the file with the order of a guest's server. Raises RemoteError, OSError."""
+    return folder_of(guest) / _ORDER
+
+
 def kept(guest: str) -> dict[str, Any] | None:
     """Return the order of a guest's disk server; None if the guest has no lazy disks.
 
     Raises BadInput if the order is invalid, RemoteError, OSError.
     """
     try:
-        told: dict[str, Any] = json.loads((folder_of(guest) / _ORDER).read_text())
+        told: dict[str, Any] = json.loads(order_file(guest).read_text())
     except FileNotFoundError:
         return None
     except ValueError as exc:
-        raise BadInput(f"{folder_of(guest) / _ORDER} is invalid: {exc}") from exc
+        raise BadInput(f"{order_file(guest)} is invalid: {exc}") from exc
     return told
 
 
 def serve(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Serve a guest's disks, and copy them into its images until all images are complete.
+    """Serve a guest's memory and disks, and fill them until they are complete.
 
-    Sends the request "ready" once the disks can be used. The answer means that the guest is
-    running; without an answer, the server itself checks for the guest. Raises GuestLocked if
-    another process serves the disks, VmckptError, OSError. After an error of `_Keeper.run`, the
-    order is kept, so that recovery can start another server. Returns the duration in seconds, under
-    "pulled".
+    Sends the request "ready" once the disks can be used. The answer is the memory to serve, as the
+    JSON of ServedMemory; the server then sends the request "attached" once it serves the memory.
+    Any other answer means that the guest is running; without an answer, the server itself checks
+    for the guest. Raises GuestLocked if another process serves the guest, VmckptError, OSError.
+    After an error of `_Keeper.run`, the order is kept, so that recovery can start another server.
+    Returns the duration in seconds, under "pulled".
     """
     began = time.monotonic()
+    keeper_guard.spare_from_oom()
     with spool.held(folder_of(order.guest), patience=Seconds(0.0)), ExitStack() as stack:
         store, private, reader = stack.enter_context(restore.opened(order))
         folder = _furnished(order)
+        keeper_guard.start(order_file(order.guest))
         keeper = _Keeper(order, channel, _exports(private, reader))
         keeper.listen(stack)
         _pin(store, order)
+        known = _served_memory(folder)
+        if known is not None:  # the previous server was killed
+            keeper.memory = _page_server(order, known, private, reader, stack)
         try:
-            channel.request("ready", sockets=keeper.sockets)
+            told = channel.request("ready", sockets=keeper.sockets)
+            if isinstance(told, dict):
+                atomic_file.put(folder / _MEMORY, json.dumps(told), private=True)
+                known = ServedMemory.from_json(told)
+                keeper.memory = _page_server(order, known, private, reader, stack)
+                if keeper.memory is None:
+                    raise HypervisorError(f"{order.host}: QEMU has ended", host=order.host)
+                channel.request("attached")
         except Cancelled:
             if not keeper.arrived():
                 _end(folder, store, order)
@@ -90,23 +110,78 @@ def serve(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
         except BaseException:
             _end(folder, store, order)
             raise
-        keeper.run()
+        try:
+            keeper.run()
+        except BaseException:
+            (folder / keeper_guard.FAILED).touch()
+            raise
         _end(folder, store, order)
     return {"pulled": time.monotonic() - began}
 
 
 def _furnished(order: RestoreOrder) -> Path:
     folder = host_directories.run_dir(folder_of(order.guest).name)
+    (folder / keeper_guard.FAILED).unlink(missing_ok=True)
     # The order contains the data key, so only root may read this file. `_end` deletes it.
     atomic_file.put(folder / _ORDER, json.dumps({**order.as_json(), "do": "serve"}), private=True)
     return folder
 
 
+def waits_for_memory(guest: str) -> bool:
+    """Return whether a guest's memory is incomplete and no server is serving it.
+
+    Such a guest does not answer, and neither does libvirt for it. Raises RemoteError, OSError.
+    """
+    return (folder_of(guest) / _MEMORY).exists() and not is_served(guest)
+
+
+def is_served(guest: str) -> bool:
+    """Return whether a server holds the guest's lock. Raises RemoteError, OSError."""
+    try:
+        with spool.held(folder_of(guest), patience=Seconds(0.0)):
+            return False
+    except GuestLocked:
+        return True
+
+
+def _served_memory(folder: Path) -> ServedMemory | None:
+    """Return the memory that a previous server served; None if there is none. Raises BadInput."""
+    try:
+        return ServedMemory.from_json(json.loads((folder / _MEMORY).read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as exc:
+        raise BadInput(f"{folder / _MEMORY} is invalid: {exc}") from exc
+
+
+def _page_server(
+    order: RestoreOrder, memory: ServedMemory, private: Private, reader: Source, stack: ExitStack
+) -> PageServer | None:
+    """Serve memory until the stack is closed. Returns None if the QEMU process has ended.
+
+    Raises QemuUnclear, StoreDamaged, OSError.
+    """
+    process = identity.hold(order.guest)
+    if process is None:
+        return None
+    stack.callback(process.close)
+    if process.pid != memory.pid or memory.number not in userfaultfd.opened(process):
+        return None
+    regions = {one.name: one for one in private.regions if one.name in memory.blocks}
+    content = {
+        name: Assembly(one.kind, one.size, one.map, private.chunks, reader)
+        for name, one in regions.items()
+    }
+    record = FirstPages(Path(order.state), order.snapshot)
+    return stack.enter_context(PageServer(process, memory, content, record))
+
+
 def _exports(private: Private, reader: Source) -> dict[str, Export]:
+    """Return the exports of the disks that can be filled while in use: QEMU can fill only qcow2."""
     found = {}
     for disk in private.facts.disks:
         region = private.region(disk.target)
-        if region is not None:
+        if region is not None and disk.format == "qcow2":
             assembly = Assembly(region.kind, region.size, region.map, private.chunks, reader)
             found[disk.target] = Export(
                 size=region.size, read=assembly.read_bytes, extents=assembly.zeros
@@ -145,7 +220,10 @@ def _end(folder: Path, store: Store, order: RestoreOrder) -> None:
 
 
 class _Keeper:
-    """Serves a guest's disks, and copies them into its images."""
+    """Serves a guest's disks, and fills its memory and images."""
+
+    memory: PageServer | None = None
+    """Serves the guest's memory; None: its memory is complete."""
 
     def __init__(
         self, order: RestoreOrder, channel: ControllerChannel, exports: Mapping[str, Export]
@@ -162,20 +240,21 @@ class _Keeper:
             os.chown(self.sockets[name], user, group)
 
     def arrived(self) -> bool:
-        """Wait up to 20 s for the guest. Returns whether it is running on the disks served here."""
+        """Wait up to 20 s for the guest. Returns whether it is running on what is served here."""
         give_up = time.monotonic() + _ARRIVES
         while time.monotonic() < give_up:
             with suppress(HypervisorError), self._monitor() as monitor:
                 if monitor.run_state() not in ("inmigrate", "shutdown", "internal-error"):
-                    return bool(self._waiting(monitor))
+                    return self.memory is not None or bool(self._waiting(monitor))
             time.sleep(_TURN)
         return False
 
     def run(self) -> None:
-        """Fill the images one after the other, even if the guest stops meanwhile.
+        """Fill the memory, then the images one after the other, even if the guest stops meanwhile.
 
         Raises HypervisorError if qemu-img cannot fill an image.
         """
+        self._fill_memory()
         done = 0
         for name, export in self._exports.items():
             while not self._is_whole(name):
@@ -188,6 +267,13 @@ class _Keeper:
                         self._channel.send(progress={"phase": "disks", "done": done})
                         time.sleep(_AGAIN)
             done += export.size
+
+    def _fill_memory(self) -> None:
+        if self.memory is None:
+            return
+        for done in self.memory.fill():
+            self._channel.progress(phase="memory", done=done, total=self.memory.total)
+        (folder_of(self._order.guest) / _MEMORY).unlink(missing_ok=True)
 
     def _pull(self, name: str, done: int) -> None:
         with self._monitor() as monitor:

@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,13 +51,13 @@ class Revival:
     """Writes the guest's saved state for libvirt; starts over for each reader of the FIFO."""
 
     def __init__(
-        self, xml: str, private: Private, reader: Reader, channel: ControllerChannel
+        self, order: RestoreOrder, private: Private, reader: Reader, channel: ControllerChannel
     ) -> None:
-        """`xml`: definition of the restored guest; `private`: the snapshot's private part.
+        """`order`: has the guest's definition; `private`: the snapshot's private part.
 
         Raises StoreDamaged if memory is missing or its header is invalid, and StoreError.
         """
-        self._xml, self._channel = xml, channel
+        self.guest, self.xml, self.channel = order.guest, order.xml or "", channel
         self._private, self._reader = private, reader
         try:
             self._head, _ = parse_head(self._part("head") + b"\0")
@@ -72,7 +72,7 @@ class Revival:
         missing = [one.name for one in self._head.blocks if one.name not in regions]
         if missing:
             raise StoreDamaged(f"the snapshot lacks the memory block {missing[0]!r}")
-        self._regions: Sequence[RegionMap] = [regions[one.name] for one in self._head.blocks]
+        self.regions: Sequence[RegionMap] = [regions[one.name] for one in self._head.blocks]
         self._done = 0
         self.trouble: Exception | None = None
         """The error that stopped `fill`; libvirt only reports that the image is too short."""
@@ -105,33 +105,48 @@ class Revival:
                 left = left[os.write(file, left) :]
 
         self._done = 0
-        write(save_image.header(self._xml, running=True))
+        write(save_image.header(self.xml, running=True))
         writer = StreamWriter(self._head, write)
         writer.opening()
-        for region in self._regions:
-            assembly = Assembly(
-                region.kind, region.size, region.map, self._private.chunks, self._reader
-            )
-            for piece in assembly.pieces():
-                self._piece(writer, region.name, piece)
+        self.write_memory(writer, file)
         writer.closing(self._tail)
 
-    def _piece(self, writer: StreamWriter, block: str, piece: Piece) -> None:
+    def write_memory(self, writer: StreamWriter, file: int) -> None:
+        """Write the content of all blocks; `writer` writes to `file`. Raises as `fill` does."""
+        for region in self.regions:
+            self.write_region(writer, region)
+
+    def write_region(
+        self, writer: StreamWriter, region: RegionMap, start: int = 0, count: int | None = None,
+        *, zeros: bool = False,
+    ) -> None:  # fmt: skip
+        """Write the content of a block, or `count` pages of it. Raises as `fill` does.
+
+        `zeros`: also write pages of zeros in a block that starts as zeros.
+        """
+        for piece in self.assembly(region).pieces(start, count):
+            self._piece(writer, region.name, piece, zeros=zeros)
+
+    def assembly(self, region: RegionMap) -> Assembly:
+        """Return the content of a block. Raises StoreDamaged."""
+        return Assembly(region.kind, region.size, region.map, self._private.chunks, self._reader)
+
+    def _piece(self, writer: StreamWriter, block: str, piece: Piece, *, zeros: bool) -> None:
         numbers = np.arange(piece.start, piece.start + piece.count, dtype=np.uint64)
         addresses = numbers * np.uint64(_PAGE)
         if piece.data is not None:
             pages = np.frombuffer(piece.data, dtype=np.uint8).reshape(-1, _PAGE)
             writer.pages(block, addresses, pages)
-        elif not starts_as_zeros(block):
+        elif zeros or not starts_as_zeros(block):
             writer.zeros(block, addresses)
         self._done += piece.count * _PAGE
-        self._channel.progress(phase="memory", done=self._done, total=self._total)
-        if self._channel.stop.is_set():
+        self.channel.progress(phase="memory", done=self._done, total=self._total)
+        if self.channel.stop.is_set():
             raise Cancelled("stopped while reading the guest's memory")
 
     @property
     def _total(self) -> int:
-        return sum(one.size for one in self._regions)
+        return sum(one.size for one in self.regions)
 
 
 _PATIENCE = Seconds(60.0)
@@ -141,7 +156,7 @@ _NOT_YET = ("inmigrate",)
 _GONE = ("shutdown", "internal-error")
 
 
-def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
+def start(order: RestoreOrder, revival: Revival) -> None:
     """Start the guest from its saved state.
 
     With `links_down`, the guest stays paused until the links of its cards are down: QEMU takes the
@@ -151,7 +166,7 @@ def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
     paused = order.paused or order.links_down
     try:
         with Fifo(order.folder, revival.fill) as path:
-            qmp.restore(str(path), xml, paused=paused, host=order.host, uri=order.uri)
+            qmp.restore(str(path), revival.xml, paused=paused, host=order.host, uri=order.uri)
     except OutcomeUnknown as exc:
         if not _has_started(order):
             raise revival.trouble or HypervisorError(
@@ -237,8 +252,8 @@ def _unknown(order: RestoreOrder, what: str, why: str) -> OutcomeUnknown:
     return error
 
 
-class DiskMethod(Protocol):
-    """A method of restoring the guest's disks: before the guest starts, or lazily."""
+class RestoreMethod(Protocol):
+    """A method of restoring disks and memory: before the guest runs, or lazily."""
 
     def images(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
@@ -248,9 +263,14 @@ class DiskMethod(Protocol):
     def started_as(self, xml: str) -> str:
         """Return the domain XML of the guest to start, derived from `xml`."""
 
+    def revival(
+        self, order: RestoreOrder, private: Private, reader: Reader, channel: ControllerChannel
+    ) -> Revival:
+        """Return the object that writes the guest's saved state. Raises as `Revival` does."""
+
 
 class _Written:
-    """Writes the disks completely before the guest starts."""
+    """Writes disks and memory completely before the guest runs."""
 
     def images(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
@@ -259,6 +279,11 @@ class _Written:
 
     def started_as(self, xml: str) -> str:
         return xml
+
+    def revival(
+        self, order: RestoreOrder, private: Private, reader: Reader, channel: ControllerChannel
+    ) -> Revival:
+        return Revival(order, private, reader, channel)
 
 
 @contextmanager
@@ -282,7 +307,7 @@ def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]
 
 
 def restore(
-    order: RestoreOrder, channel: ControllerChannel, way: DiskMethod | None = None
+    order: RestoreOrder, channel: ControllerChannel, way: RestoreMethod | None = None
 ) -> dict[str, Any]:
     """Write the disks, then start the guest. Returns a RestoreResult as JSON.
 
@@ -315,8 +340,8 @@ def restore(
                 files.swap()
                 try:
                     if order.xml is not None:
-                        xml = way.started_as(order.xml)
-                        start(order, xml, Revival(xml, private, reader, channel))
+                        started = replace(order, xml=way.started_as(order.xml))
+                        start(started, way.revival(started, private, reader, channel))
                 except OutcomeUnknown:
                     images.leave()
                     files.leave()

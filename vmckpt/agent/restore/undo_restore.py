@@ -8,7 +8,7 @@ from typing import Any
 
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.agent.protocol import ControllerChannel
-from vmckpt.agent.restore import leftovers, replace_file
+from vmckpt.agent.restore import lazy, lazy_server, leftovers, replace_file
 from vmckpt.agent.restore.leftovers import GuestFacts, ImageFacts, LeftoverDecision, Spot
 from vmckpt.agent.snapshot import spool
 from vmckpt.errors import GuestLocked, HypervisorError, QemuUnclear
@@ -99,6 +99,10 @@ def _left(order: UnrestoreOrder) -> list[str]:
 
 
 def _seat(order: UnrestoreOrder) -> GuestFacts:
+    if lazy_server.waits_for_memory(order.guest):
+        if order.dry:  # libvirt would not answer
+            return GuestFacts(runs=_revived(order.guest), revived=True)
+        lazy.serve_again(order.guest, order.host)
     give_up = time.monotonic() + (Seconds(0.0) if order.dry else _PATIENCE)
     while True:
         try:

@@ -3,21 +3,7 @@
 from collections.abc import Mapping
 from xml.etree import ElementTree as ET
 
-from vmckpt.errors import BadInput
 from vmckpt.hypervisor import definition_text, domain_xml
-
-
-def require_overlay_support(formats: Mapping[str, str]) -> None:
-    """Check that all disks can be filled while in use. `formats`: image format by disk name.
-
-    Raises BadInput.
-    """
-    raw = sorted(name for name, format_ in formats.items() if format_ != "qcow2")
-    if raw:
-        raise BadInput(
-            f"disk {raw[0]} is {formats[raw[0]]}; only qcow2 images can be filled while in use",
-            hint="omit --lazy",
-        )
 
 
 def behind(xml: str, sockets: Mapping[str, str]) -> str:

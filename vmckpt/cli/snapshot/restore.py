@@ -56,7 +56,7 @@ def restore(
     ] = False,
     paused: Annotated[bool, typer.Option("--paused", help="Leave the guest paused.")] = False,
     lazy: Annotated[
-        bool, typer.Option("--lazy", help="Start the guest first, then copy its disks.")
+        bool, typer.Option("--lazy", help="Start the guest first, then fill memory and disks.")
     ] = False,
     trust_definition: Annotated[
         bool,
@@ -89,10 +89,10 @@ def restore(
     code is 24; the error names the commands that connect the fork. The IP addresses are kept, with
     a warning: change them with --on-restore if both guests are on one network.
 
-    --lazy is for large qcow2 disks: the guest resumes as soon as its memory is loaded, and waits
-    for disk data that it reads before the data is copied. A keeper process on the guest's host
-    serves the data, and continues if this command or the host's agent is killed. If the keeper is
-    killed, the guest is paused until you run vmckpt recover; nothing is lost.
+    With --lazy, the guest runs as soon as its device state is loaded, whatever the size of its
+    memory and disks (qcow2 only). It waits whenever it needs data that has not been copied yet. A
+    keeper process on the guest's host serves the data, and continues if this command or the host's
+    agent is killed. If the keeper is killed, another one is started within seconds.
 
     --on-restore runs a command that adapts other systems when a guest goes back in time: a queue, a
     lock, a cluster. The command runs as soon as the guest is restored, and before a fork's links
@@ -160,7 +160,8 @@ def _show(done: "Restored", *, paused: bool) -> None:
     )
     if not done.whole:
         output.say(
-            f"{done.guest}'s disks are being copied in the background; to watch, run vmckpt recover"
+            f"{done.guest}'s memory and disks are being copied in the background; to watch, run"
+            " vmckpt recover"
         )
 
 

@@ -131,8 +131,8 @@ X86_64 = Architecture(
     stack="rsp",
     result="rax",
     numbers={
-        "close": 3, "getpid": 39, "timer_create": 222, "timer_settime": 223, "timer_delete": 226,
-        "userfaultfd": 323,
+        "close": 3, "ioctl": 16, "getpid": 39, "socket": 41, "connect": 42, "recvmsg": 47,
+        "timer_create": 222, "timer_settime": 223, "timer_delete": 226, "userfaultfd": 323,
     },
     call=_X86_CALL,
     call_and_return=_X86_CALL + b"\xc3",
@@ -181,8 +181,8 @@ ARM64 = Architecture(
     stack="sp",
     result="x0",
     numbers={
-        "close": 57, "timer_create": 107, "timer_settime": 110, "timer_delete": 111, "getpid": 172,
-        "userfaultfd": 282,
+        "ioctl": 29, "close": 57, "timer_create": 107, "timer_settime": 110, "timer_delete": 111,
+        "getpid": 172, "socket": 198, "connect": 203, "recvmsg": 212, "userfaultfd": 282,
     },
     call=_SVC,
     call_and_return=_SVC + b"\xc0\x03\x5f\xd6",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vmckpt.hypervisor.qemu_process import injection
+from vmckpt.hypervisor.qemu_process import descriptor_passing, injection
 from vmckpt.hypervisor.qemu_process.architecture import ARCHITECTURES
 from vmckpt.hypervisor.qemu_process.injection import Stopped
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
@@ -23,6 +23,8 @@ from vmckpt.units import Seconds
 _PIDFD_GETFD = 438  # on all architectures
 _USER_MODE_ONLY = 1
 _KIND = "anon_inode:[userfaultfd]"
+_DEVICE = "/dev/userfaultfd"
+_NEW = 0xAA00  # USERFAULTFD_IOC_NEW
 # `API: version:features:known features`, hexadecimal. The features are zero until UFFDIO_API.
 _UNUSED = re.compile(r"^API:\s+[0-9a-f]+:0:", re.MULTILINE)
 _OPENING = Seconds(0.02)
@@ -47,6 +49,45 @@ def create(process: HeldProcess) -> int:
 
     close_unused(process)
     return injection.run(process, work)
+
+
+def create_inside(process: HeldProcess) -> int:
+    """Create a userfaultfd that also reports faults in kernel mode, and leave it in the process.
+
+    Returns its number in the process. Faults in kernel mode are those of KVM and of system calls
+    that QEMU makes with the guest's memory. Without privileges, a process may create such a
+    userfaultfd only from /dev/userfaultfd (Linux 6.1), which is passed to it, or if the sysctl
+    vm.unprivileged_userfaultfd is 1.
+
+    Raises CannotInject; OSError if the kernel refuses the userfaultfd.
+    """
+    close_unused(process)
+    flags = os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return injection.run(process, lambda stopped: stopped.syscall("userfaultfd", flags))
+    try:
+        with descriptor_passing.offered(process, device) as handover:
+
+            def work(stopped: Stopped) -> int:
+                inside = handover.receive(stopped)
+                try:
+                    return stopped.syscall("ioctl", inside, _NEW, flags)
+                finally:
+                    stopped.syscall("close", inside)
+
+            return injection.run(process, work)
+    finally:
+        os.close(device)
+
+
+def close_inside(process: HeldProcess, number: int) -> None:
+    """Close a userfaultfd that `create_inside` left in the process.
+
+    Raises CannotInject, OSError.
+    """
+    injection.run(process, lambda stopped: stopped.syscall("close", number))
 
 
 def of_this_process() -> int:

@@ -111,7 +111,7 @@ def test_recovery_starts_another_server_after_a_server_has_failed(
             raise HypervisorError("disk vda cannot be filled", host="alpha")
 
     served = [True, True, False]
-    monkeypatch.setattr(lazy, "_is_served", lambda _guest: served.pop(0))
+    monkeypatch.setattr(lazy_server, "is_served", lambda _guest: served.pop(0))
     monkeypatch.setattr(lazy, "LazyServerClient", Failing)
     lazy_server._furnished(order(tmp_path))
     heard = channel()

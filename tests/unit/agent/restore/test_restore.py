@@ -21,6 +21,7 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import replace_file, restore
 from vmckpt.agent.restore.files import Images
+from vmckpt.agent.restore.restore import Revival
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.errors import (
     BadInput,
@@ -55,6 +56,9 @@ class Way:
     def started_as(self, xml: str) -> str:
         return xml
 
+    def revival(self, *_: object) -> Revival:
+        return cast("Revival", None)
+
 
 @pytest.fixture
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RestoreOrder:
@@ -65,7 +69,6 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RestoreOrder:
         yield None, Private(facts=facts, chunks=[], regions=(), files={}), None
 
     monkeypatch.setattr(restore, "opened", opened)
-    monkeypatch.setattr(restore, "Revival", lambda *_: None)
     monkeypatch.setattr(tiered_reader, "warnings", lambda *_: [])
     (tmp_path / "vda.qcow2").write_text("before")
     return replace(an_order(tmp_path), state=str(tmp_path / "state"), xml="<domain/>")
@@ -151,12 +154,14 @@ def test_the_folder_of_one_that_was_killed_is_in_nobodys_way(
     assert not order.folder.exists()
 
 
-def test_stored_memory_with_an_invalid_header_is_damage_and_no_failed_capture() -> None:
+def test_stored_memory_with_an_invalid_header_is_damage_and_no_failed_capture(
+    tmp_path: Path,
+) -> None:
     part = SimpleNamespace(name="head", size=8, chunks=[0])
     private = SimpleNamespace(facts=SimpleNamespace(stream=[part]), chunks=[b"d"])
     reader = SimpleNamespace(read_many=lambda _: [b"not QEVM"])
     with pytest.raises(StoreDamaged, match="memory cannot be restored") as caught:
-        restore.Revival("<domain/>", *cast("Any", (private, reader, None)))
+        restore.Revival(*cast("Any", (an_order(tmp_path), private, reader, None)))
     assert caught.value.hint == "restore another snapshot"
 
 

@@ -56,6 +56,7 @@ class Memory:
     """A revival that gets as far as it is let."""
 
     trouble: Exception | None = None
+    xml = "<domain/>"
 
     def fill(self, file: int) -> None:
         os.write(file, b"x")
@@ -82,7 +83,7 @@ def begin(
 
     monkeypatch.setattr(qmp, "restore", restore)
     monkeypatch.setattr(Guest, "answers", list(answers))
-    restore_restore.start(order, "<domain/>", cast("Revival", memory or Memory()))
+    restore_restore.start(order, cast("Revival", memory or Memory()))
 
 
 NO_ANSWER = OutcomeUnknown("alpha: the connection broke", host="alpha")

@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.guest_xml import XML
 from vmckpt.capture.disks import lazy_overlay
-from vmckpt.errors import BadInput
 
 
 def test_a_guest_is_started_on_what_is_behind_its_empty_images() -> None:
@@ -24,9 +23,3 @@ def test_a_guest_is_started_on_what_is_behind_its_empty_images() -> None:
     assert lazy_overlay.waiting(XML, sockets) == frozenset()
     with pytest.raises(ValueError, match="no disk vdb"):
         lazy_overlay.behind(XML, {"vdb": "/run/x/vdb.nbd"})
-
-
-def test_only_qcow2_can_fill_up_while_it_is_used() -> None:
-    lazy_overlay.require_overlay_support({"vda": "qcow2"})
-    with pytest.raises(BadInput, match="disk vdb is raw"):
-        lazy_overlay.require_overlay_support({"vda": "qcow2", "vdb": "raw"})

@@ -30,7 +30,7 @@ def test_one_without_memory_is_off_and_one_whose_disks_come_in_says_so(
     cli_snapshot_restore._show(lazy, paused=False)
     told = capsys.readouterr()
     assert told.err.splitlines()[0] == "warning: its cards are other ones"
-    assert "web1's disks are being copied in the background" in told.err
+    assert "web1's memory and disks are being copied in the background" in told.err
 
 
 def test_what_is_for_one_guest_is_refused_for_a_group(stock: Stock) -> None:
