@@ -61,7 +61,10 @@ class LabGuest:
 
 
 def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
-    """Parse a text like "64MiB@20MiB/s": the size of a region and its rewrite rate."""
+    """Parse a text like "64MiB@20MiB/s": the size of a region and its rewrite rate.
+
+    Raises ValueError.
+    """
     region, _, rate = text.partition("@")
     return parse_bytes(region), parse_rate(rate) if rate else BytesPerSecond(0)
 

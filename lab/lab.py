@@ -244,7 +244,10 @@ def _store(made: LabPlan) -> None:
 
 
 def down(name: str, say: Say = silent) -> None:
-    """Remove a lab, complete or not. Does nothing if there is no such lab. Raises LabError."""
+    """Remove a lab, complete or not.
+
+    Does nothing if there is no such lab. Raises BadInput, LabError.
+    """
     _may(name)
     with locked(name):
         _remove(name, say)

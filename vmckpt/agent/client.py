@@ -350,7 +350,8 @@ class _Exchange:
     async def attempt(self, words: Sequence[str]) -> dict[str, Any] | None:
         """Have the agent that `words` starts carry out the order.
 
-        Returns the agent's result; None if the host has no agent.
+        Returns the agent's result; None if the host has no agent. Raises the error that
+        the agent reports, and RemoteError.
         """
         async with AgentProcess(self.host, words, self.remote) as agent:
             await agent.send(self.order)

@@ -73,8 +73,8 @@ class Emptying:
 
         `why`: the reason that is recorded for the maintenance of an evacuated host; setting `abort`
         cancels running moves. A host to be evacuated enters maintenance before the first move; a
-        host to be repopulated leaves maintenance. Raises ReadOnly; GuestLocked, Blocked or
-        Cancelled if no move has begun; JournalError, PolicyError, InventoryError.
+        host to be repopulated leaves maintenance. Raises ReadOnly, NotPermitted; GuestLocked,
+        Blocked or Cancelled if no move has begun; JournalError, PolicyError, InventoryError.
         """
         permission.require(self._inventory, str(plan.task.kind))
         task, new = plan.task, False
@@ -116,7 +116,7 @@ def _emptied(host: str) -> bool:
 async def put_in_order(controller: Controller) -> None:
     """Recover the jobs of dead controllers, before a plan is made.
 
-    Raises ReadOnly, JournalError.
+    Raises ReadOnly, NotPermitted, JournalError.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     permission.require(inventory, "evacuate")
@@ -202,7 +202,7 @@ def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
 
     `host`: its name; `why`: the operator's reason, which is shown to others. Returns the record of
     the maintenance, and whether this call created it. Raises InventoryError, ReadOnly,
-    JournalError.
+    NotPermitted, JournalError.
     """
     permission.require(inventory, "maintenance enter")
     return maintenance.enter(inventory.host(host).name, why)

@@ -45,8 +45,8 @@ _COMMANDS: Mapping[RequestKind, str] = {
 async def migrate(controller: Controller, request: MigrateRequest) -> MigrationReport:
     """Migrate a guest; see migration.service.migrate.
 
-    Finds the guest's host if the request does not name the host. Raises ReadOnly if changes are not
-    allowed, like every function in this module that makes changes.
+    Finds the guest's host if the request does not name the host. Raises ReadOnly or
+    NotPermitted if changes are not allowed, like every function in this module that makes changes.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
@@ -124,7 +124,7 @@ async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
 
     A migration that is still running in libvirt is monitored until it ends; `caller.stop` stops
     only the monitoring. `dry_run`: report without changing anything. Returns each job with its
-    result. Raises ReadOnly, JournalError.
+    result. Raises ReadOnly, NotPermitted, JournalError.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not dry_run:

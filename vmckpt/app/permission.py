@@ -34,7 +34,7 @@ def require(
 def require_role(
     inventory: Inventory, command: str, *, guest: str | None = None, names: Sequence[str] = ()
 ) -> None:
-    """Like `require`, for a command that is also allowed in read-only mode."""
+    """Like `require`, for a command that is also allowed in read-only mode. Raises NotPermitted."""
     _check(inventory, NEEDS[command], f"vmckpt {command}", guest)
     if not inventory.read_only:
         _record_start(command, names)

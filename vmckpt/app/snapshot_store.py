@@ -393,7 +393,7 @@ def collect(
     """Remove data that no snapshot needs.
 
     `grace`: age, in seconds, below which unused data is kept. `dry_run`: change nothing. Returns
-    the store's location and the result. Raises ReadOnly, StoreError, InventoryError.
+    the store's location and the result. Raises ReadOnly, BadInput, StoreError, InventoryError.
     """
     if not dry_run:
         permission.require(inventory, "snapshot gc")
@@ -438,7 +438,7 @@ def import_(inventory: Inventory, store: str | None, path: Path, progress: Progr
 def new_identity(path: Path, passphrase: str | None) -> bytes:
     """Create an administrator's identity in a new file. Returns its public key.
 
-    Raises ReadOnly, KeyRefused.
+    Raises ReadOnly, NotPermitted, KeyRefused.
     """
     permission.require_if_known(controller.load_inventory, "snapshot keys new")
     return keys_identity.create(path, passphrase)
@@ -473,7 +473,9 @@ def keys() -> Keys:
 
 
 def add_key(name: str, text: str) -> Named:
-    """Encrypt new snapshots for an additional administrator. Raises ReadOnly, KeyRefused.
+    """Encrypt new snapshots for an additional administrator.
+
+    Raises ReadOnly, NotPermitted, KeyRefused.
 
     `name`: a name for the key; `text`: the public key in text form.
     """
@@ -482,13 +484,16 @@ def add_key(name: str, text: str) -> Named:
 
 
 def remove_key(name: str) -> None:
-    """Stop encrypting new snapshots for an administrator. Raises ReadOnly, KeyRefused."""
+    """Stop encrypting new snapshots for an administrator.
+
+    Raises ReadOnly, NotPermitted, KeyRefused.
+    """
     permission.require_if_known(controller.load_inventory, "snapshot keys remove", names=[name])
     keyring().remove_admin(name)
 
 
 def trust(name: str, text: str) -> Named:
-    """Trust the snapshots that another writer signed. Raises ReadOnly, KeyRefused.
+    """Trust the snapshots that another writer signed. Raises ReadOnly, NotPermitted, KeyRefused.
 
     `name`: a name for the writer; `text`: its public key in text form.
     """
@@ -497,7 +502,7 @@ def trust(name: str, text: str) -> Named:
 
 
 def distrust(name: str) -> None:
-    """Stop trusting a writer. Raises ReadOnly, KeyRefused."""
+    """Stop trusting a writer. Raises ReadOnly, NotPermitted, KeyRefused."""
     permission.require_if_known(controller.load_inventory, "snapshot keys distrust", names=[name])
     keyring().distrust(name)
 
@@ -505,7 +510,7 @@ def distrust(name: str) -> None:
 def export_salt(path: Path, passphrase: str | None) -> str:
     """Write the domain's salt to a new file.
 
-    Returns the domain's ID. Raises ReadOnly, KeyRefused.
+    Returns the domain's ID. Raises ReadOnly, NotPermitted, KeyRefused.
     """
     permission.require_if_known(controller.load_inventory, "snapshot keys export-salt")
     return keys_keyring.write(keyring(), path, passphrase)
@@ -514,7 +519,7 @@ def export_salt(path: Path, passphrase: str | None) -> str:
 def import_salt(path: Path, passphrase: keys_identity.Passphrase | None) -> str:
     """Join the domain whose salt is in a file.
 
-    Returns the domain's ID. Raises ReadOnly, KeyRefused.
+    Returns the domain's ID. Raises ReadOnly, NotPermitted, KeyRefused.
     """
     permission.require_if_known(controller.load_inventory, "snapshot keys import-salt")
     return keys_keyring.load(keyring(), path, passphrase)
@@ -553,8 +558,8 @@ def rotate(
     """Rewrap the data keys of all snapshots in the named stores, or in all stores.
 
     `identity`: opens the data keys. `drop`: name of an administrator's key to remove, if any.
-    `dry_run`: change nothing. Yields the result of each store. Raises ReadOnly, KeyRefused,
-    StoreError, InventoryError.
+    `dry_run`: change nothing. Yields the result of each store. Raises ReadOnly, BadInput,
+    KeyRefused, StoreError, InventoryError.
     """
     if not dry_run:
         permission.require(inventory, "snapshot keys rotate")

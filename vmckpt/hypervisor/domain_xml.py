@@ -127,7 +127,7 @@ def text(value: Any, what: str) -> str:
 
 
 def _number(text: str | None, what: str) -> int:
-    """Parse a number from XML. See `count`."""
+    """Parse a number from XML. See `count`. Raises ValueError."""
     if text is None or not re.fullmatch(r"\s*[0-9]{1,19}\s*", text):
         raise ValueError(f"{what} is {(text or '')[:40]!r}")
     return count(int(text), what)

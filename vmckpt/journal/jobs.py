@@ -272,7 +272,7 @@ class Follower:
         self._event = self._sample = 0
 
     def look(self) -> News:
-        """Return the job's new records. Raises JournalError."""
+        """Return the job's new records. Raises BadInput if the job was deleted, JournalError."""
         found = news(self._journal, self.id, self._event, self._sample)
         self._event = found.events[-1].seq if found.events else self._event
         self._sample = found.samples[-1].seq if found.samples else self._sample

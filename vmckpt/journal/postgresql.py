@@ -161,7 +161,7 @@ class PostgresDatabase(Database):
 
 
 def _parsed(place: str) -> URL:
-    """Parse a URL. Errors do not quote an invalid URL, because the URL may contain a password."""
+    """Parse a URL. Raises JournalError, without the URL, because it may contain a password."""
     try:
         # If a password contains an unescaped @ or /, a part of the password would be parsed as
         # another part of the URL, and would be shown.

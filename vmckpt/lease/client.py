@@ -96,8 +96,8 @@ def prepare(url: str) -> None:
     """Create or upgrade the tables and functions in the database.
 
     The call can be repeated, even by several controllers at once. The database user needs CREATE on
-    the database, and CREATEROLE for `issue`. Raises LeaseUnreachable, and LeaseRefused if the
-    database cannot be used as a lease store.
+    the database, and CREATEROLE for `issue`. Raises BadInput if the URL is invalid,
+    LeaseUnreachable, and LeaseRefused if the database cannot be used as a lease store.
     """
     with admin(url) as connection:
         _fit(connection)
@@ -132,7 +132,7 @@ def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
     """Create a lease on a guest (its UUID), without a holder, and the database login for it.
 
     The lease gets a new token: tokens of a guest are never reused. Raises LeaseRefused if the guest
-    already has a lease; LeaseUnreachable.
+    already has a lease; LeaseUnreachable; BadInput if the URL is invalid.
     """
     user = f"vmckpt_lease_{guest.replace('-', '')[:12]}_{secrets.token_hex(4)}"
     password = secrets.token_urlsafe(32)

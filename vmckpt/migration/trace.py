@@ -128,7 +128,10 @@ def read(path: Path) -> Trace:
 
 
 def parse(lines: Iterable[str], name: str) -> Trace:
-    """Return the last attempt in these lines, as `read` does. `name` is the file in errors."""
+    """Return the last attempt in these lines, as `read` does. `name` is the file in errors.
+
+    Raises BadInput.
+    """
     header: Header | None = None
     samples: list[JobSample] = []
     decisions: list[Decision] = []

@@ -141,7 +141,7 @@ _TIME = r"^[0-9]+(\.[0-9]+)?(ms|s|m)$"
 
 
 def _interval(value: object) -> Seconds | None:
-    """Parse the interval between epochs. Returns None for auto."""
+    """Parse the interval between epochs. Returns None for auto. Raises ValueError."""
     if value == "auto":
         return None
     if not isinstance(value, str):

@@ -165,7 +165,10 @@ def _probe(value: object) -> Seconds:
 
 
 def _recovery(value: object) -> Seconds:
-    """Parse how long to try to resume a broken post-copy automatically. Returns 0 for never."""
+    """Parse how long to try to resume a broken post-copy automatically. Returns 0 for never.
+
+    Raises ValueError.
+    """
     if value == "ask":
         return Seconds(0.0)
     match = re.fullmatch(r"recover for (\S+?),? then ask", value if isinstance(value, str) else "")
@@ -175,7 +178,7 @@ def _recovery(value: object) -> Seconds:
 
 
 def _period(value: object) -> Seconds:
-    """Parse a time, in units from seconds to days."""
+    """Parse a time, in units from seconds to days. Raises ValueError."""
     text = value if isinstance(value, str) else ""
     try:
         found = calendar.parse(text)
@@ -187,7 +190,7 @@ def _period(value: object) -> Seconds:
 
 
 def _every(value: object) -> Seconds | None:
-    """Parse an interval. Returns None for auto."""
+    """Parse an interval. Returns None for auto. Raises ValueError."""
     try:
         return None if value == "auto" else _period(value)
     except ValueError as exc:

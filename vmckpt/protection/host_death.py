@@ -114,7 +114,10 @@ def decide(case: Case) -> Proof:
 
 
 def _by_word(case: Case) -> Proof:
-    """Check the operator's statement: a host that still sends heartbeats is not off."""
+    """Check the operator's statement: a host that still sends heartbeats is not off.
+
+    Raises GuestLocked.
+    """
     heard = case.theirs.silent_for
     if case.theirs.connected and heard is not None and heard < LIVES:
         raise GuestLocked(

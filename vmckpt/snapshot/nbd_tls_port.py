@@ -111,7 +111,7 @@ def _write_key(folder: Path) -> None:
 
 @contextmanager
 def _bound(place: Tcp) -> Iterator[socket.socket]:
-    """Bind a socket to an address, without listening."""
+    """Bind a socket to an address, without listening. Raises BadInput."""
     with socket.socket(_loopback(place)) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

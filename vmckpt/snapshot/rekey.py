@@ -92,8 +92,8 @@ def rewrap(
     `wrapped`: the present wraps; `identity`: opens one of them; `admins`: public keys for which the
     data key is wrapped from now on.
 
-    Raises KeyRefused if the data key is not wrapped for this identity, and StoreDamaged if the wrap
-    contains a different data key.
+    Raises KeyRefused if the data key is not wrapped for this identity, StoreDamaged if the wrap
+    contains a different data key, and StoreNewer.
     """
     id_ = found.public.id
     if fingerprint(public_of(identity)) not in wrapped_keys.recipients(wrapped, id_):

@@ -51,6 +51,7 @@ class Folder:
 
         `make`: create missing levels, with mode 0711. `only_ours`: raise FileRefused if other users
         can change the directory or any directory on the path, including the targets of links.
+        Raises OSError.
         """
         self.path = path
         self._file = _walked(os.open("/", _LEVEL), path, path, make=make, only_ours=only_ours)
@@ -314,7 +315,10 @@ def _target(at: int, name: str, path: Path) -> Path:
 
 
 def _parent(path: Path) -> tuple[Folder, str]:
-    """Follow the links from a path to a file. Returns the file's open directory and name."""
+    """Follow the links from a path to a file. Returns the file's open directory and name.
+
+    Raises FileRefused, OSError.
+    """
     for _ in range(_MOST_TURNS):
         folder = Folder(path.parent)
         try:

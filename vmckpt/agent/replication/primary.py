@@ -229,7 +229,7 @@ class _Agent:
         self._page.stopped = boottime() if on and not switching else 0.0
 
     def hand_over(self, line: PeerConnection, lease_holder: LeaseHolder) -> None:
-        """Hand the paused guest over to the other host."""
+        """Hand the paused guest over to the other host. Raises VmckptError, OSError."""
         handover.hand_over(
             self._session, self.folder, line, lease_holder=lease_holder, process=self._process,
             stopped=self._stopped,

@@ -277,7 +277,7 @@ def _drop(folder: Path) -> None:
 
 
 def _tpm_owner() -> tuple[int, int] | None:
-    """Return the IDs of the user and group that swtpm runs as; None if this host has neither."""
+    """Return the IDs of the user and group that swtpm runs as; None: this host has no such user."""
     for user in _TPM_USERS:
         with suppress(KeyError):
             found = pwd.getpwnam(user)

@@ -185,7 +185,8 @@ class _Run:
     def all(self, *, running: bool) -> Seconds:
         """Capture the guest. Returns how long the guest was paused.
 
-        `running`: whether the guest is running now.
+        `running`: whether the guest is running now. Raises CannotCapture, CaptureFailed,
+        HypervisorError, Cancelled, and the errors of the hooks.
         """
         monitor, drain = self._monitor, self._drain
         try:

@@ -402,7 +402,10 @@ class _Run:
         return total
 
     def _copy(self) -> None:
-        """Copy the recorded pages, and the rest of their chunks, while the guest runs."""
+        """Copy the recorded pages, and the rest of their chunks, while the guest runs.
+
+        Raises Cancelled, OSError.
+        """
         for index, block in enumerate(self._blocks):
             wanted = block.stale
             if self._earlier is not None:

@@ -223,7 +223,10 @@ def _greet(line: NbdSocket) -> None:
 def _option(
     line: NbdSocket, option: int, body: bytes, take: Callable[[int, bytes], None]
 ) -> str | None:
-    """Request an option. Returns None if it was granted, otherwise the reason for the refusal."""
+    """Request an option. Returns None if it was granted, otherwise the reason for the refusal.
+
+    Raises Nonsense.
+    """
     line.send(OPTION.pack(OPTION_MAGIC, option, len(body)), body)
     for _ in range(_MOST_REPLIES):
         magic, about, kind, length = OPTION_REPLY.unpack(line.take(OPTION_REPLY.size))

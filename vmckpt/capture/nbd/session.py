@@ -103,7 +103,10 @@ class Session:
     # --- negotiation
 
     def _choose(self) -> Export | None:
-        """Negotiate with the client. Returns the selected export; None if the client aborts."""
+        """Negotiate with the client. Returns the selected export; None if the client aborts.
+
+        Raises Nonsense.
+        """
         flags = wire.FIXED_NEWSTYLE | wire.NO_ZEROES
         self._line.send(wire.GREETING, struct.pack(">H", flags))
         (agreed,) = struct.unpack(">I", self._line.take(4))

@@ -234,7 +234,10 @@ class _Tracer:
         return at is not None and self.read(at, len(self.machine.call)) == self.machine.call
 
     def step(self, before: Registers, scratch: int, number: int, arguments: tuple[int, ...]) -> int:
-        """Run the detour up to the end of its system call, and return the call's result."""
+        """Run the detour up to the end of its system call, and return the call's result.
+
+        Raises CannotInject.
+        """
         gadgets = _gadgets(self.pid, _identity(self.pid), self.machine)
         at = scratch - _FRAME & ~15
         asked = Request(number, arguments, at, _blocked(self.pid), self._regset(_FLOATING))

@@ -118,7 +118,7 @@ def make(session: Session, xml: str) -> None:
 
 
 def _check(session: Session, disk: Disk) -> None:
-    """Recheck an existing image right before it is overwritten."""
+    """Recheck an existing image right before it is overwritten. Raises BadInput."""
     why = why_not(inspect_image(disk.path, disk.format), disk.size)
     if why is not None:
         raise BadInput(

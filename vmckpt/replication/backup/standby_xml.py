@@ -105,7 +105,8 @@ def wait(root: ET.Element) -> None:
 def clean(xml: str, images: Mapping[str, str]) -> str:
     """Return the definition to store once the guest is running on the backup.
 
-    A guest that is started again from this definition boots, and does not wait for memory.
+    A guest that is started again from this definition boots, and does not wait for memory. Raises
+    ValueError if the XML is invalid.
     """
     root = plain(xml)
     place(root, images)
@@ -117,7 +118,7 @@ def since_takeover(xml: str) -> str:
     """Return the XML of a running guest without what remains from its time as a standby.
 
     Started from its own XML, a guest that has failed over would wait for memory. The XML of other
-    guests is returned unchanged.
+    guests is returned unchanged. Raises ValueError if the XML is invalid.
     """
     if not any(word in xml for word in (MARK, WAITING[0])):
         return xml

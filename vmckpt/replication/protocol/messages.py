@@ -266,7 +266,10 @@ _TEXTS = ("session", "why")
 
 
 def digest_of(part: Part) -> bytes:
-    """Return the digest of a part of an epoch, over kind, epoch and body; 16 bytes."""
+    """Return the digest of a part of an epoch, over kind, epoch and body; 16 bytes.
+
+    Raises ValueError for values that cannot be encoded.
+    """
     return digest(_PART.pack(part.kind, part.epoch), *body(part))
 
 
