@@ -90,7 +90,7 @@ class FirstPages:
     """The record of the groups that a guest needed first after a restore, kept on the host."""
 
     def __init__(self, state: Path, snapshot: str) -> None:
-        self._path = state / "first-pages" / f"{snapshot}.json"
+        self._path = state / "cache" / "first-pages" / f"{snapshot}.json"
 
     def read(self) -> list[Group]:
         """Return the groups in the order of their accesses; empty if there is no record."""
@@ -102,7 +102,7 @@ class FirstPages:
 
     def write(self, groups: Sequence[Group]) -> None:
         """Store the groups. Removes the oldest records. Raises OSError."""
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         atomic_file.put(self._path, json.dumps(groups[:_MOST_FIRST]), private=True)
         known = sorted(self._path.parent.iterdir(), key=lambda one: one.stat().st_mtime)
         for old in known[:-_RECORDS]:

@@ -181,7 +181,7 @@ def test_filling_keeps_to_its_rate(process: WrittenProcess, record: FirstPages) 
 def test_only_the_newest_records_are_kept(tmp_path: Path, record: FirstPages) -> None:
     for number in range(70):
         FirstPages(tmp_path, f"s-{number}").write([(0, number)])
-    assert len(list((tmp_path / "first-pages").iterdir())) == 64
+    assert len(list((tmp_path / "cache" / "first-pages").iterdir())) == 64
     assert FirstPages(tmp_path, "s-69").read() == [(0, 69)]
-    (tmp_path / "first-pages" / "s-69.json").write_text('{"x"')
+    (tmp_path / "cache" / "first-pages" / "s-69.json").write_text('{"x"')
     assert FirstPages(tmp_path, "s-69").read() == []
