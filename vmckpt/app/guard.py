@@ -120,7 +120,10 @@ def _delete(place: StorePlace, snapshot: str) -> None:
 
 
 async def _states(inventory: Inventory, guest: str) -> tuple[dict[str, GuestState], list[str]]:
-    """Return a guest's state on each host that has the guest, and the hosts that do not answer."""
+    """Return a guest's state on each host that has the guest, and the hosts that do not answer.
+
+    `guest`: name or UUID.
+    """
     found, errors = await fleet.guests(inventory)
     named = {host.name: one.state for host, one in found if guest in (one.uuid, one.name)}
     return named, list(errors)

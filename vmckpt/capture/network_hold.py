@@ -188,7 +188,10 @@ class OutputHold:
 
 
 def _filter(card: str, limit: Seconds) -> dict[str, object]:
-    """Return a filter for packets that the guest sends, which is "rx" from the network's side."""
+    """Return a filter for packets that the guest sends, which is "rx" from the network's side.
+
+    `card`: the card's name in QEMU; `limit`: QEMU releases the packets after this time.
+    """
     return {
         "qom-type": "filter-buffer",
         "id": _MARK + card,

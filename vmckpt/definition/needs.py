@@ -111,7 +111,10 @@ def _resources(row: Row, node: ET.Element, device: str | None) -> Iterator[Resou
 
 
 def _names(kind: Kind, value: str, node: ET.Element) -> Iterator[str]:
-    """Yield the names of the resources that an element names; nothing if every host has them."""
+    """Yield the names of the resources that `value`, found in `node`, names.
+
+    Yields nothing if every host has them.
+    """
     special = _SPECIAL.get(kind)
     if special is not None:
         yield from special(value, node)

@@ -67,6 +67,7 @@ class ArrivalEstimates:
     def _left(self, name: str, sample: JobSample, carried: BytesPerSecond | None) -> float | None:
         """Return the seconds until the move ends; None if unknown.
 
+        `carried`: bandwidth measured in this move; None: not yet, the forecast's is used.
         In the first pass, the pages that must be sent again are unknown. Their amount is taken from
         the forecast, and the bandwidth from the stream.
         """

@@ -117,7 +117,7 @@ def advance(
 
 
 def _turn(under: Under, rates: Mapping[str, float]) -> float:
-    """Return the time until the next change of a move."""
+    """Return the seconds until the next change of a move. `rates`: bytes per second, by guest."""
     if under.setup > 0:
         return under.setup
     rest = under.left / gain(under, rates[under.move.name])

@@ -60,7 +60,10 @@ def make_folder(place: Path, to: tuple[int, int]) -> Path:
 
 
 def _may_enter(place: Path, to: tuple[int, int]) -> bool:
-    """Return whether the user may enter a directory; True if this cannot be tested."""
+    """Return whether the user may enter a directory; True if this cannot be tested.
+
+    `to`: user and group ID.
+    """
     words = ["setpriv", "--reuid", str(to[0]), "--regid", str(to[1]), "--init-groups"]
     try:
         done = subprocess.run([*words, "test", "-x", place], capture_output=True, check=False)

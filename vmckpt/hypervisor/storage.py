@@ -204,7 +204,10 @@ def _definitions(domain: libvirt.virDomain) -> list[str]:
 
 
 def _volumes(connection: libvirt.virConnect, xml: str, forgiven: tuple[int, ...]) -> dict[str, str]:
-    """Return the format of each image that a definition names by pool and volume, by path."""
+    """Return the format of each image that a definition names by pool and volume, by path.
+
+    `forgiven`: libvirt's error codes for which a volume is left out instead of raising.
+    """
     found: dict[str, str] = {}
     for disk in domain_xml.tree(xml, "domain").iterfind("devices/disk[@type='volume']"):
         driver, source = disk.find("driver"), disk.find("source")

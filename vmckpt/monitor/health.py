@@ -75,7 +75,10 @@ def families(now: HealthSnapshot) -> Iterator[Metric]:
 def _family(
     name: str, text: str, labels: Labels, values: Iterable[tuple[Labels, float | None]]
 ) -> Metric:
-    """Return one gauge, without the series that have no value."""
+    """Return one gauge, without the series that have no value.
+
+    `values`: label values and value of each series.
+    """
     family = GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=labels)
     for told, value in values:
         if value is not None:

@@ -112,7 +112,10 @@ def _needed(
 async def _asked(
     backup: Host, guest: str, folders: Iterable[str], files: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the backup's answer for each directory. Raises VmckptError."""
+    """Return the backup's answer about the space in each directory. Raises VmckptError.
+
+    `files`: files that the standby needs; the answer lists those that the backup lacks.
+    """
     return await asyncio.gather(
         *(
             agent_client.order(backup, guest, "room", folder=folder, files=files)

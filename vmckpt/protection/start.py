@@ -372,7 +372,7 @@ def _address(host: Host) -> str:
 def _images(
     disks: Sequence[dict[str, Any]], host: Host, request: ProtectRequest, guest: str, session: str
 ) -> dict[str, str]:
-    """Return a unique path for each of the standby's images, by disk name."""
+    """Return a unique path for each of the standby's images, by disk name. `host`: the backup."""
     found = {}
     for disk in disks:
         folder = gather.image_folder(disk, host, request)

@@ -302,7 +302,10 @@ def _talk(
 
 
 def _drained(read: Callable[[int], bytes], close: Callable[[], None]) -> bytes:
-    """Read a stream to its end. Raises _TooMuch if it exceeds the limit."""
+    """Read a stream to its end with `read`, which takes the maximum number of bytes.
+
+    If the stream exceeds the limit, calls `close` to end it, and raises _TooMuch.
+    """
     found = bytearray()
     while more := read(1 << 16):
         found += more

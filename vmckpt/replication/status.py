@@ -228,7 +228,10 @@ class PrimaryStatus:
 
 
 def _clock(told: Clock | None, paused: float) -> dict[str, Any]:
-    """Return the clock's status; without a guest agent, the clock lags by the sum of all pauses."""
+    """Return the status of the guest's clock.
+
+    `paused`: sum of all pauses in seconds, by which the clock lags if no guest agent corrects it.
+    """
     if told is None:
         return {"guest_clock_behind_s": paused, "guest_clock_corrected": None}
     return {"guest_clock_behind_s": told.behind, "guest_clock_corrected": told.corrected}

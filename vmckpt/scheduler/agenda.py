@@ -203,7 +203,10 @@ def agenda(scene: Scene) -> Agenda:
 
 
 def _waits(key: str, scene: Scene) -> float | None:
-    """Return the earliest time at which failed work may be retried; None if it may start now."""
+    """Return the earliest time at which failed work may be retried; None if it may start now.
+
+    `key`: the work's key in `scene.troubles`.
+    """
     trouble = scene.troubles.get(key)
     # A longer wait than the maximum means that the clock was set back.
     if trouble is None or not 0 < trouble.until - scene.now <= _LONGEST:

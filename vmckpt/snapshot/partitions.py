@@ -97,7 +97,11 @@ def _rows(sector: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _logical(read: Read, base: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the logical partitions of an extended partition; stops if its tables form a cycle."""
+    """Yield number, offset and length of each logical partition in an extended partition.
+
+    `base`: the extended partition's first sector; `size`: the disk's size. Offset, length and size
+    are in bytes. Stops if the tables form a cycle.
+    """
     table = base
     for number in range(5, 5 + _MOST_LOGICAL):
         if (table + 1) * _SECTOR > size:

@@ -86,7 +86,7 @@ def _always(one: Kept, keep: Keep, schedule: str, now: float) -> list[str]:
 def _last_good(newest_first: Sequence[Kept], reasons: Mapping[str, list[str]]) -> None:
     """Keep the newest verified snapshot and the newest snapshot that is not known to be damaged.
 
-    This applies whatever the rules say.
+    This applies whatever the rules say. The reasons are added to `reasons`, by snapshot ID.
     """
     proved = next((one for one in newest_first if one.good), None)
     if proved is not None:
@@ -148,7 +148,10 @@ def _by_rule(
 
 
 def _together(snapshots: Iterable[Kept], reasons: Mapping[str, list[str]]) -> None:
-    """Keep all snapshots of a group if one of them is kept, as only a complete group is useful."""
+    """Keep all snapshots of a group if one of them is kept, as only a complete group is useful.
+
+    The reasons are added to `reasons`, by snapshot ID.
+    """
     groups: dict[str, list[Kept]] = {}
     for one in snapshots:
         if one.group is not None:

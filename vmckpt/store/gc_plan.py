@@ -176,7 +176,10 @@ def _worth_rewriting(scene: Scene, terms: GcTerms) -> tuple[str, ...]:
 
 
 def _old(at: Seconds, scene: Scene, terms: GcTerms) -> bool:
-    """Return whether an object has reached the grace age. A writer may need newer objects."""
+    """Return whether an object written at `at` has reached the grace age.
+
+    Newer objects may be needed by a writer whose snapshot is not recorded yet.
+    """
     return scene.now - at >= terms.grace
 
 

@@ -211,7 +211,8 @@ def _wait_for_libvirt(session: Session) -> None:
 def _put_owner_back(path: str, user: int, group: int, device: int, inode: int) -> None:
     """Restore the owner of an image that the other host uses on shared storage.
 
-    Does nothing if a different file is now at that path.
+    `user` and `group` are IDs. Does nothing if the file at that path is not the one with `device`
+    and `inode`.
     """
     with hold_path(Path(path)) as file:
         seen = os.fstat(file)

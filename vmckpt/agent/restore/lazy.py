@@ -147,7 +147,9 @@ class LazyServerClient:
         for told in self._hear():
             if told.get("ask") == "attached":
                 return
-        raise VmckptError(f"{self._host}: the server of a lazy restore exited before it was ready")
+        raise VmckptError(
+            f"{self._host}: the server of a lazy restore exited before it served the memory"
+        )
 
     def go(self) -> None:
         """Let the server continue on its own, since the guest is running."""

@@ -123,15 +123,21 @@ class LazyRevival(Revival):
                 # The registration ends: missing pages are zeros, and the stream has them all.
                 with suppress(CannotInject, OSError):
                     userfaultfd.close_inside(process, number)
-                if isinstance(exc, (OSError, MemoryGone)):
-                    raise CannotServe(f"QEMU's memory cannot be registered: {exc}") from exc
+                if isinstance(exc, MemoryGone):
+                    raise CannotServe("QEMU has ended, or has unmapped its memory") from exc
+                if isinstance(exc, OSError):
+                    raise CannotServe(f"its memory cannot be registered: {exc.strerror}") from exc
                 raise
         return there
 
     def _find(
         self, file: int, marks: Sequence[Mark]
     ) -> tuple[HeldProcess, Mapping[str, MarkedBlock]]:
-        """Return QEMU's process, and the block with each mark. The caller closes the process."""
+        """Return QEMU's process, and the block with each mark. The caller closes the process.
+
+        `file`: the FIFO that QEMU reads. Raises CannotServe if the blocks are not found, Cancelled,
+        BrokenPipeError if QEMU does not read the stream.
+        """
         reader = select.poll()
         reader.register(file, select.POLLERR)
         process: HeldProcess | None = None
@@ -158,8 +164,7 @@ class LazyRevival(Revival):
 def _registered(
     process: HeldProcess, number: int, found: Mapping[str, MarkedBlock]
 ) -> Mapping[str, Flags]:
-    """Register blocks. Returns the pages of each block that exist.
-
+    """Register blocks with QEMU's userfaultfd `number`. Returns the pages of each that exist.
     Raises CannotServe, OSError, MemoryGone.
     """
     ranges = [one.range for one in found.values()]

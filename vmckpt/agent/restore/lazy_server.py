@@ -36,8 +36,8 @@ from vmckpt.units import Seconds
 from vmckpt.util import atomic_file, host_directories
 
 _ORDER, _MEMORY = "order.json", "memory.json"
-_COMES = "still reads its disks from this snapshot on"
-_COMES_OLD = "come in from it on"
+_COMES = "still needs data from this snapshot on"
+_COMES_DISKS, _COMES_OLD = "still reads its disks from this snapshot on", "come in from it on"
 """The words of pins that earlier versions stored."""
 _TURN = Seconds(0.2)
 _AGAIN = Seconds(2.0)
@@ -46,7 +46,7 @@ _ARRIVES = Seconds(20.0)
 
 
 def folder_of(guest: str) -> Path:
-    """Return the directory with the sockets and the order of a guest's disk server.
+    """Return the directory with the sockets and the order of a guest's server.
 
     Raises RemoteError, OSError.
     """
@@ -59,7 +59,7 @@ def order_file(guest: str) -> Path:
 
 
 def kept(guest: str) -> dict[str, Any] | None:
-    """Return the order of a guest's disk server; None if the guest has no lazy disks.
+    """Return the order of a guest's server; None if no lazy restore of the guest is unfinished.
 
     Raises BadInput if the order is invalid, RemoteError, OSError.
     """
@@ -190,14 +190,16 @@ def _exports(private: Private, reader: Source) -> dict[str, Export]:
 
 
 def _pin(store: Store, order: RestoreOrder) -> None:
-    """Pin the snapshot so that it is not deleted while its disks are served.
+    """Pin the snapshot so that it is not deleted while its memory and disks are served.
 
-    A pin for another reason is left alone; disk servers of other guests add their own reasons.
+    A pin for another reason is left alone; servers of other guests add their own reasons.
     """
     known = store.pin_reason(order.snapshot)
     if known is None:
         store.pin(order.snapshot, _why(order))
-    elif (_COMES in known or _COMES_OLD in known) and not _whys(order) & set(known.split("; ")):
+    elif any(one in known for one in (_COMES, _COMES_DISKS, _COMES_OLD)) and not (
+        _whys(order) & set(known.split("; "))
+    ):
         store.pin(order.snapshot, f"{known}; {_why(order)}")
 
 
@@ -206,8 +208,12 @@ def _why(order: RestoreOrder) -> str:
 
 
 def _whys(order: RestoreOrder) -> set[str]:
-    """Return the reason that `_pin` stores, and the reason that earlier versions stored."""
-    return {_why(order), f"the disks of {order.guest} {_COMES_OLD} {order.host}"}
+    """Return the reason that `_pin` stores, and the reasons that earlier versions stored."""
+    return {
+        _why(order),
+        f"guest {order.guest} {_COMES_DISKS} {order.host}",
+        f"the disks of {order.guest} {_COMES_OLD} {order.host}",
+    }
 
 
 def _end(folder: Path, store: Store, order: RestoreOrder) -> None:

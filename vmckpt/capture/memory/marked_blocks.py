@@ -54,7 +54,7 @@ class MarkedBlock:
 
 
 def find(process: HeldProcess, marks: Sequence[Mark]) -> dict[str, MarkedBlock]:
-    """Return the blocks that were found by their marks. Raises OSError."""
+    """Return the blocks that were found by their marks, by block name. Raises OSError."""
     found: dict[str, MarkedBlock] = {}
     with Path(f"/proc/{process.pid}/mem").open("rb", buffering=0) as memory:
         for one in mappings(Path(f"/proc/{process.pid}/maps").read_text()):

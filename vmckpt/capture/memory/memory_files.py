@@ -134,6 +134,7 @@ def _cannot(monitor: Commands, what: str, why: str, *, hint: str = _PREPARE) -> 
 def _memfd(monitor: Commands, process: int, name: str, size: int) -> Path | None:
     """Find the mapping of a backend's memfd. Returns its path in /proc; None: not found.
 
+    `process`: QEMU's process ID; `name`: the backend's memory block; `size`: its size in bytes.
     Other backends may have memfds of the same size and name; then the address decides.
     """
     found = [one for one, path in _mappings(process, size) if path.startswith("/memfd:")]

@@ -99,7 +99,10 @@ def _hmp(monitor: Commands, command: str) -> str:
 
 
 def _start(monitor: Commands, name: str, seen: Sequence[Region]) -> int | None:
-    """Return a block's address in QEMU; None if it is not known."""
+    """Return a block's address in QEMU; None if it is not known.
+
+    `seen`: the regions of the guest's memory that QEMU lists.
+    """
     found = set()
     for one in matching(name, seen):
         told = _ADDRESS.search(_hmp(monitor, f"gpa2hva {one.guest_address:#x}"))

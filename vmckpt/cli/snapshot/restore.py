@@ -90,7 +90,7 @@ def restore(
     a warning: change them with --on-restore if both guests are on one network.
 
     With --lazy, the guest runs as soon as its device state is loaded, whatever the size of its
-    memory and disks (qcow2 only). It waits whenever it needs data that has not been copied yet. A
+    memory and of its qcow2 disks. It waits whenever it needs data that has not been copied yet. A
     keeper process on the guest's host serves the data, and continues if this command or the host's
     agent is killed. If the keeper is killed, another one is started within seconds.
 

@@ -4,6 +4,7 @@ pidfd_getfd(2) only takes descriptors from a process. So the process is made to 
 abstract Unix socket of the caller, and to receive the descriptor from there (SCM_RIGHTS).
 """
 
+import errno
 import os
 import secrets
 import socket
@@ -59,7 +60,9 @@ class Handover:
         with line:
             raw = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             if _CREDENTIALS.unpack(raw)[0] != self._process.pid:
-                raise PermissionError("another process has connected to the socket for QEMU")
+                raise PermissionError(
+                    errno.EPERM, "a process other than QEMU has connected to vmckpt's socket"
+                )
             socket.send_fds(line, [b"\0"], [self._descriptor])
 
     def _received(self, stopped: Stopped, line: int) -> int:
@@ -75,7 +78,7 @@ class Handover:
         told = stopped.read(control, _CONTROL)
         _, level, kind = _HEADER.unpack_from(told)
         if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            raise OSError("QEMU received no descriptor")
+            raise OSError(errno.EPROTO, "QEMU received no descriptor")
         return int(struct.unpack_from("=i", told, _HEADER.size)[0])
 
 

@@ -340,7 +340,10 @@ def _blocked(pid: int) -> int:
 
 
 def _scratch(pid: int, stack: int) -> int:
-    """Return an address below the red zone, within the stack's mapping. Raises CannotInject."""
+    """Return an address below the red zone, within the stack's mapping.
+
+    `stack`: the stack pointer of the stopped thread. Raises CannotInject.
+    """
     address = stack - _RED_ZONE - SCRATCH & ~15
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)

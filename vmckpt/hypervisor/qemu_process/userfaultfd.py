@@ -1,8 +1,9 @@
 """Create a userfaultfd(2) for the memory of another process, by a system call in that process.
 
-A userfaultfd belongs to the memory of the process that created it. So QEMU creates it, vmckpt
-duplicates it with pidfd_getfd(2), and QEMU closes its own descriptor. If vmckpt's process dies,
-the kernel closes the last descriptor and removes every registration.
+A userfaultfd belongs to the memory of the process that created it. So QEMU creates it, and vmckpt
+duplicates it with pidfd_getfd(2). With `create`, QEMU then closes its own descriptor: if vmckpt's
+process dies, the kernel closes the last descriptor and removes every registration. With
+`create_inside`, QEMU keeps its descriptor, and with it the registrations.
 """
 
 import ctypes

@@ -228,7 +228,10 @@ class _Run:
         return any(_by_time(rule.when) for rule in self.terms.policy.rules)
 
     def _count_steady(self, one: _Pass, following: float, acted: int) -> None:
-        """Count consecutive passes in which nothing changes and nothing is done."""
+        """Count consecutive passes in which nothing changes and nothing is done.
+
+        `following`: bytes of the next pass; `acted`: number of planned actions before this pass.
+        """
         same = abs(following - one.size) <= 0.002 * one.size and len(self.planned) == acted
         self.steady = self.steady + 1 if same and not self._timed() else 0
 
@@ -261,7 +264,10 @@ class _Run:
         return self.world.curve.within(time * (1 - self.throttle.share))
 
     def _joined(self, left: float, dirtied: float) -> float:
-        """Return the bytes of remaining and dirtied pages, with an estimate of the overlap."""
+        """Return the bytes of the pages that remain or were dirtied, each page counted once.
+
+        `left` and `dirtied` are bytes. The overlap is estimated.
+        """
         written = max((u for _, u in self.world.curve.points), default=0.0)
         both = max(left, dirtied, written)
         return left + dirtied - (left * dirtied / both if both else 0.0)

@@ -148,7 +148,7 @@ class Buffers:
         return max(counts.values(), default=0)
 
     def _close(self, card: str, count: int) -> None:
-        """Count a card's packets as held if the buffer had room for them, otherwise as lost."""
+        """Count `count` packets of a card as held if the buffer had room, otherwise as lost."""
         kept = min(count, MOST, MOST - self._held[card])
         self._held[card] += kept
         self.lost += count - kept

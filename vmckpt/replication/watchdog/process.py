@@ -242,7 +242,10 @@ class Watchdog:
         )  # fmt: skip
 
     def _know_agent(self, told: int, now: float) -> None:
-        """Record an agent that has started to work, and reap child processes."""
+        """Record that an agent has started to work, and reap child processes.
+
+        `told`: process ID of the agent that started last.
+        """
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -195,7 +195,10 @@ def _wait(renewed: float, lasts: float, now: float) -> Wait:
 
 
 def _has_ended(renewed: float, lasts: float, now: float) -> bool:
-    """Return whether the lease has ended; NaN counts as ended."""
+    """Return whether a lease that is valid for `lasts` seconds after `renewed` has ended.
+
+    `renewed` is 0 if no lease is enforced. NaN counts as ended.
+    """
     return renewed != 0 and not now <= renewed + lasts
 
 

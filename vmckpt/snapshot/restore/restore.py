@@ -240,7 +240,7 @@ async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreReque
     """Return whether a running guest must be stopped first.
 
     Raises GuestLocked if it may not be stopped, and BadInput if the name is taken or saved memory
-    is in the way.
+    prevents the restore.
     """
     guest = await domains.find_guest(hypervisor, plan.uuid)
     if request.fork is not None:
@@ -449,8 +449,9 @@ class _Restoring:
     ) -> None:  # fmt: skip
         """Stop the existing guest, because its images are replaced next.
 
-        Writing the new images may have taken an hour, so all hosts are queried again. Raises
-        VmckptError.
+        Writing the new images may have taken an hour, so all hosts are queried again. `about`: the
+        marks of the new images ("made") and the paths that have no image yet ("empty"), which are
+        recorded. Raises VmckptError.
         """
         await self.alone(plan, hosts)
         ends = await _in_the_way(self._hypervisor, plan, self._request)
@@ -465,7 +466,10 @@ class _Restoring:
         await self.all_here("is not restored", plan)
 
     async def all_here(self, meanwhile: str, plan: _Plan) -> None:
-        """Wait for the other guests if this is a group restore. Raises TimedOut."""
+        """Wait for the other guests if this is a group restore.
+
+        Raises TimedOut if the group fails; its message ends with `meanwhile`, the guest's state.
+        """
         if self._gate is not None:
             await self._gate.all_here(f"{plan.guest} {meanwhile}")
 

@@ -153,7 +153,10 @@ class _Zstd(threading.local):
         return self._in.compress(plain)
 
     def unpack(self, packed: bytes | memoryview, digest: bytes, name: bytes) -> bytes:
-        """Decompress a chunk, and compare the content with the digest. Raises StoreDamaged."""
+        """Decompress a chunk, and compare the content with the digest.
+
+        Raises StoreDamaged, with the chunk's name `name` in the message.
+        """
         try:
             # The frame header contains the content size. Checking the size first limits how much
             # memory is allocated.

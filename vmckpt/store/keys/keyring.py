@@ -215,7 +215,7 @@ class Keyring:
         return None if text is None else parse_key(text, kind, where=str(path))
 
     def _made(self, name: str, kind: KeyKind, key: bytes) -> bytes:
-        """Write a secret to its file, unless the file exists. Returns the secret in the file.
+        """Write a secret to the file `name`, unless the file exists. Returns the file's secret.
 
         Raises KeyRefused.
         """

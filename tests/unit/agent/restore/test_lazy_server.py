@@ -116,7 +116,14 @@ def test_keepers_take_back_only_their_own_pins(tmp_path: Path) -> None:
     assert store.pin_reason(id_) == "until the audit is over"
 
 
-def test_a_pin_of_an_earlier_version_is_still_recognised(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "old",
+    [
+        "the disks of g1 come in from it on alpha",
+        "guest g1 still reads its disks from this snapshot on alpha",
+    ],
+)
+def test_a_pin_of_an_earlier_version_is_still_recognised(tmp_path: Path, old: str) -> None:
     store, id_ = new_store(tmp_path / "s"), "s-aaaaaaaaaaaaaaaa"
     write(store, id_, chunks(1, 2))
     one, two = (
@@ -124,8 +131,7 @@ def test_a_pin_of_an_earlier_version_is_still_recognised(tmp_path: Path) -> None
     )  # fmt: skip
     pin: Any = lazy_server._pin
     end: Any = lazy_server._end
-    old = "the disks of g1 come in from it on alpha"
-    new = "guest g2 still reads its disks from this snapshot on alpha"
+    new = "guest g2 still needs data from this snapshot on alpha"
     store.pin(id_, old)
     pin(store, one)  # a restarted server of the same guest
     assert store.pin_reason(id_) == old
