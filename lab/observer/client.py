@@ -72,7 +72,8 @@ def wait_until_up(plan: LabPlan, *, limit: float = 15.0) -> None:
     while not answers(plan):
         if give_up.passed():
             log = (plan.folder / "observer.log").read_text(errors="replace").strip()
-            raise LabError(f"the observer did not start: {log.splitlines()[-1:] or 'no log'}")
+            last = (log.splitlines() or ["its log is empty"])[-1]
+            raise LabError(f"the observer did not start: {last}")
         time.sleep(0.05)
 
 

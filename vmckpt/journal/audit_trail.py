@@ -94,7 +94,7 @@ def parse_head(text: str | None) -> Head | None:
 
 
 def about_job(connection: Connection, id_: str, what: What, **more: Any) -> Deed:
-    """Return the entry of something that happened to a job, with the job's guest and hosts."""
+    """Return the entry for something that happened to a job, with the job's guest and hosts."""
     table = schema.operations
     chosen = select(*(table.c[name] for name in _JOB)).where(table.c.id == id_)
     found = connection.execute(chosen).mappings().one()

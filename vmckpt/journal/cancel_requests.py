@@ -40,7 +40,7 @@ async def cancellable_job(recorder: Recorder, caller: Caller) -> AsyncIterator[C
 
 @asynccontextmanager
 async def answered(recorder: Recorder, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Answer requests to a job during the block: set `stop` to cancel it, and refuse all others."""
+    """Answer requests to a job during the block: a cancellation sets `stop`; others are refused."""
 
     async def serve() -> None:
         while True:

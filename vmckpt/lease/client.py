@@ -293,7 +293,7 @@ class LeaseClient:
 
         The guest may run for `LeaseTerms.lasts` from that time. Returns None if the lease is lost
         for good: then the guest must be killed. After any error, the guest may run until its
-        watchdog kills it. Raises LeaseForgotten: call `acquire_again`.
+        watchdog kills it. Raises LeaseForgotten (then call `acquire_again`), LeaseUnreachable.
         """
         sent = self._clock()
         told = self._ask("renew_on(%s, %s, %s)", token, self._holder, self._timeline)

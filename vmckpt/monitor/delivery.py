@@ -62,7 +62,7 @@ class Poster:
         """Queue an alert without waiting. If the queue is full, the oldest alert is dropped."""
         while self._waiting.full():
             lost = self._waiting.get_nowait()
-            self._warn(f"{self.shown}: the queue is full; dropped: {lost.trouble.text}")
+            self._warn(f"{self.shown}: too many unsent alerts; dropped: {lost.trouble.text}")
         self._waiting.put_nowait(page)
 
     async def close(self, limit: float = 5.0) -> None:

@@ -58,7 +58,7 @@ class Control:
 
 
 def ask(folder: Path, what: Mapping[str, Any], limit: Seconds = _CLIENT) -> dict[str, Any]:
-    """Send a request to the agent of a directory and return its answer.
+    """Send a request to the agent whose socket is in a directory, and return its answer.
 
     `limit`: time to wait for each step, in seconds. Raises RemoteError if no agent answers, or if
     the answer is not a JSON object.

@@ -49,7 +49,7 @@ def _login(proc: Path) -> int | None:
 
 
 def _parent(proc: Path) -> int | None:
-    """Return the real user ID of the nearest parent process that is not root's; None: no such."""
+    """Return the real user ID of the nearest ancestor that is not root's; None: there is none."""
     pid = os.getppid()
     for _ in range(_DEEPEST):
         try:

@@ -83,4 +83,4 @@ async def test_what_nobody_takes_for_long_makes_room(monkeypatch: pytest.MonkeyP
     poster = Poster(WebhookReceiver(Webhook(url="http://127.0.0.1:1/")), warned.append)
     for text in ("one", "two", "three"):
         poster.post(page(text))
-    assert warned == ["webhook 127.0.0.1: the queue is full; dropped: one"]
+    assert warned == ["webhook 127.0.0.1: too many unsent alerts; dropped: one"]

@@ -246,7 +246,7 @@ class _Keeper:
             os.chown(self.sockets[name], user, group)
 
     def arrived(self) -> bool:
-        """Wait up to 20 s for the guest. Returns whether it is running on what is served here."""
+        """Wait up to 20 s until the guest runs. Returns whether it runs, and uses this server."""
         give_up = time.monotonic() + _ARRIVES
         while time.monotonic() < give_up:
             with suppress(HypervisorError), self._monitor() as monitor:

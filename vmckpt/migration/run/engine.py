@@ -276,7 +276,10 @@ class Migration:
             self._tell.decide("continue", "post-copy cannot be cancelled", "operator")
 
     async def _switch_again(self) -> None:
-        """Order the switch again if the first order was lost. Aborting instead would be unsafe."""
+        """Order the switch to post-copy again if the first order was lost.
+
+        Aborting instead would be unsafe.
+        """
         last, ordered = self._progress.track.last, self._switched
         if last is None or ordered is None or last.phase is not JobPhase.PRE_COPY:
             return

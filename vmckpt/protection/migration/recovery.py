@@ -17,7 +17,7 @@ from vmckpt.protection.steps import Step
 
 
 def begun(steps: Sequence[StoredStep]) -> StoredStep | None:
-    """Return the step of the attempt that is open; None if no attempt is open."""
+    """Return the step of the attempt that has not ended; None if there is none."""
     found = [one for one in steps if one.name == Step.PROTECT and one.state is StepState.INTENDED]
     return found[-1] if found else None
 

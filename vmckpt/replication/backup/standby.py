@@ -402,7 +402,7 @@ def go_on(monitor: QmpMonitor) -> None:
 def announce(monitor: QmpMonitor, cards: list[str]) -> None:
     """Bring up the links of the network cards, and announce the guest to switches.
 
-    Raises HypervisorError.
+    `cards`: their names in QEMU. Raises HypervisorError.
     """
     for card in cards:
         monitor.tell("set_link", {"name": card, "up": True})
