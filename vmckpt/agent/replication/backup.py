@@ -138,7 +138,7 @@ def _watch(
     session: Session, folder: Path, backup: Backup, answers: "_Answers", stack: ExitStack
 ) -> TakeoverGranted | None:
     if standby_setup.is_ours(folder):
-        return TakeoverGranted("an earlier agent took over the guest", time.monotonic())
+        return TakeoverGranted("the agent that began the takeover was restarted", time.monotonic())
     server = stack.enter_context(_listening(session, folder))
     stack.callback(backup.close)
     stack.enter_context(Control(folder, answers))
@@ -152,7 +152,9 @@ def _finish(session: Session, folder: Path, monitor: QmpMonitor) -> None:
         standbys.go_on(monitor)
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
-    teardown.outcome(folder, ProtectionOutcome.FAILED_OVER, "an earlier agent took over the guest")
+    teardown.outcome(
+        folder, ProtectionOutcome.FAILED_OVER, "the agent that began the takeover was restarted"
+    )
     _clear_test(session)
     _settle(session, folder, monitor)
     (folder / process.OVER).touch()

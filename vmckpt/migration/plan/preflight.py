@@ -26,7 +26,7 @@ _RUN = {
     GuestState.CRASHED: "to restart it, run virsh reset {name} and virsh resume {name} on {host}",
     GuestState.STANDBY: "choose the host where {name} is running with --from",
     GuestState.TEST: "choose the guest itself, not its test copy",
-    GuestState.UNKNOWN: "find out the state of {name} on {host}",
+    GuestState.UNKNOWN: "check it with virsh domstate {name} on {host}",
 }
 """What to do about a guest that is not running, by its state; `_START` for all other states."""
 
