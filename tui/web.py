@@ -166,7 +166,9 @@ def serve(
 ) -> None:
     """Serve the dashboard to browsers until Ctrl-C. `words`: the command to run for each browser.
 
-    Raises BadInput if browsers cannot open `url` or `host`, and OSError if the port is in use.
+    `url`: the URL that browsers use; None: it is made from `host` and `port`. `say` is called with
+    the URL, including the token. Raises BadInput if browsers cannot open `url` or `host`, and
+    OSError if the port is in use.
     """
     if url is not None and not re.fullmatch(r"https?://[^/\s]+/?", url):
         raise BadInput(

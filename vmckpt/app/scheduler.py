@@ -49,9 +49,9 @@ async def run(
     """Run the schedules until the caller stops the service. Returns the number of failures.
 
     `identity`: opens encrypted snapshots for verification; None: only sealed data is verified.
-    `once`: do what is due now, then return.
-    `tell`: called with every event. `wishes`: options for metrics and alerts. Raises ReadOnly,
-    JournalError, LeaseLost, BadInput, and OSError if the address for metrics cannot be bound.
+    `once`: do what is due now, then return. `tell`: called with every event. `wishes`: options for
+    metrics and alerts. Raises ReadOnly, JournalError, LeaseLost, BadInput, and OSError if the
+    address for metrics cannot be bound.
     """
     inventory, stop = controller.inventory, controller.caller.stop
     permission.require(inventory, "run")
@@ -127,7 +127,10 @@ async def _detecting(detector: FailureDetector, stop: asyncio.Event) -> AsyncIte
 async def due_now(
     controller: Controller, wanted: ScheduleSelection, tell: Callable[[Told], None]
 ) -> tuple[Agenda, Scene]:
-    """Return the agenda and the facts on which it is based, without changing anything."""
+    """Return the agenda and the facts on which it is based, without changing anything.
+
+    `tell`: called with every event, such as a host that does not answer.
+    """
     setting = _setting(controller, wanted, identity=None, tell=tell, recover=_nothing)
     return await Service(setting, None, asyncio.Event()).look()
 

@@ -216,7 +216,7 @@ def compare(
 ) -> Compared:
     """Compare two snapshots of a store. `words`: IDs or names, the older snapshot first.
 
-    Raises NotInStore, BadInput, KeyRefused, StoreError.
+    `store`: see `pin`. Raises NotInStore, BadInput, KeyRefused, StoreError.
     """
     opened = open_store(inventory, store)
     trusted = keyring().trusted()
@@ -238,9 +238,10 @@ def verify(
 ) -> Proved:
     """Verify snapshots, or a complete store if `words` is empty; record the results in the store.
 
-    Damage is reported in the result, not raised. If `store` is None, the store in which the first
-    snapshot is found is used. In a read-only inventory, the results are not recorded. Raises
-    NotInStore, StoreError, KeyRefused, BadInput.
+    `words`: IDs, ID prefixes or names. Damage is reported in the result, not raised. If `store` is
+    None, the store in which the first snapshot is found is used; without snapshots, the default
+    store. In a read-only inventory, the results are not recorded; if they cannot be recorded,
+    `warn` is called. Raises NotInStore, StoreError, KeyRefused, BadInput.
     """
     if store is None and words:
         opened = located(inventory, None, words[0]).store
@@ -263,7 +264,10 @@ def verify(
 def repair(
     inventory: Inventory, store: str | None, sources: Sequence[str], progress: Progress
 ) -> Repaired:
-    """Repair a store with data from the stores `sources`. Raises ReadOnly, BadInput, StoreError."""
+    """Repair a store with data from the stores named in `sources`.
+
+    `store`: see `pin`. Raises ReadOnly, BadInput, StoreError.
+    """
     permission.require(inventory, "snapshot verify --repair")
     opened = open_store(inventory, store)
     others = [open_store(inventory, one) for one in dict.fromkeys(sources)]
@@ -356,8 +360,8 @@ def prune(
 ) -> Pruning:
     """Apply retention rules to a schedule's snapshots, without deleting any.
 
-    `schedule`: name of the schedule; None: the only schedule in the store. `dry_run`: allowed in a
-    read-only inventory. Raises ReadOnly, BadInput, StoreError.
+    `store`: see `pin`. `schedule`: name of the schedule; None: the only schedule in the store.
+    `dry_run`: allowed in a read-only inventory. Raises ReadOnly, BadInput, StoreError.
     """
     if not dry_run:
         permission.require(inventory, "snapshot prune")
@@ -392,8 +396,9 @@ def collect(
 ) -> tuple[str, Collected]:
     """Remove data that no snapshot needs.
 
-    `grace`: age, in seconds, below which unused data is kept. `dry_run`: change nothing. Returns
-    the store's location and the result. Raises ReadOnly, BadInput, StoreError, InventoryError.
+    `store`: see `pin`. `grace`: age, in seconds, below which unused data is kept. `dry_run`: change
+    nothing. `say` is called with lines on the progress. Returns the store's location and the
+    result. Raises ReadOnly, BadInput, StoreError, InventoryError.
     """
     if not dry_run:
         permission.require(inventory, "snapshot gc")
@@ -407,9 +412,10 @@ def collect(
 def copy(
     inventory: Inventory, words: Sequence[str], from_: str | None, to: str, progress: Progress
 ) -> Iterator[Moved]:
-    """Copy snapshots into another store, and yield the result of each.
+    """Copy snapshots into the store `to`, and yield the result of each.
 
-    Raises ReadOnly, NotInStore, BadInput, StoreError.
+    `words`: IDs, ID prefixes or names, in the store `from_`; None: the default store. Raises
+    ReadOnly, NotInStore, BadInput, StoreError.
     """
     permission.require(inventory, "snapshot copy", names=words)
     source, target = open_store(inventory, from_), open_store(inventory, to)
@@ -420,14 +426,14 @@ def copy(
 def export(
     inventory: Inventory, store: str | None, word: str, path: Path, progress: Progress
 ) -> Moved:
-    """Write a snapshot to a new file. Raises NotInStore, BadInput, StoreError."""
+    """Write a snapshot (see `pin`) to a new file. Raises NotInStore, BadInput, StoreError."""
     permission.require_role(inventory, "snapshot export", names=[word])
     opened = open_store(inventory, store)
     return archive.export(opened, catalog.find(opened, word), path, progress)
 
 
 def import_(inventory: Inventory, store: str | None, path: Path, progress: Progress) -> Moved:
-    """Import the snapshot in a file into a store.
+    """Import the snapshot in a file into a store. `store`: see `pin`.
 
     Raises ReadOnly, BadInput, KeyRefused if its writer is not trusted, StoreError.
     """
@@ -558,8 +564,9 @@ def rotate(
     """Rewrap the data keys of all snapshots in the named stores, or in all stores.
 
     `identity`: opens the data keys. `drop`: name of an administrator's key to remove, if any.
-    `dry_run`: change nothing. Yields the result of each store. Raises ReadOnly, BadInput,
-    KeyRefused, StoreError, InventoryError.
+    `dry_run`: change nothing. `progress` is called with the number of snapshots done and the total.
+    Yields the result of each store. Raises ReadOnly, BadInput, KeyRefused, StoreError,
+    InventoryError.
     """
     if not dry_run:
         permission.require(inventory, "snapshot keys rotate")

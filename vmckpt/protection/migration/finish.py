@@ -84,7 +84,7 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | N
     """Wait until the guest that the source has handed over is running on the target, and clean up.
 
     Returns the target's answer; None if the target could not run the guest and the guest resumed on
-    the source. Raises OutcomeUnknown, VmckptError; may be repeated.
+    the source. `say` receives warnings. Raises OutcomeUnknown, VmckptError; may be repeated.
     """
     give_up = time.monotonic() + _ARRIVES
     while not has_arrived(told := await agent_client.status(pair.target, pair.uuid)):
