@@ -1,7 +1,6 @@
 """Measure how long commands take, from their start to their exit, and which parts they consist of.
 
-    sudo .venv/bin/python -m bench.commands [--turns 5] [--only snapshots,protect,migrate]
-        [--json bench/results/commands.json]
+    sudo bench/all --only commands
 
 In a lab with two hosts and links without a limit, a guest of 256 MiB is running. In each turn:
 
@@ -14,7 +13,6 @@ A turn that is not measured precedes the others, so that an agent waits on each 
 follows, in which the commands record their phases (bench.command_phases). The figures are medians.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -22,17 +20,17 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
-from bench import snapshot_live
-from bench.migrate_vs_virsh import migrate_with_virsh
-from bench.snapshot_peers import Failed
+from bench import hands, limits
+from bench.figure import Figure, Result
+from bench.hands import versions
+from bench.migration import OTHER, virsh
+from bench.peers import Failed
 from vmckpt_lab import guests, lab
 from vmckpt_lab.plan import LabPlan
 
 GUEST = "web1"
-PARTS = ("snapshots", "protect", "migrate")
 _REST = 1.5
 """Seconds between two commands, in which the guest and the hosts settle."""
 
@@ -52,7 +50,7 @@ class Clock:
     def vmckpt(self, name: str, *words: str) -> Any:
         """Run a command, and note its time or its phases under `name`. Returns its JSON output."""
         file = self.plan.folder / "phases.json"
-        program = [str(Path(sys.executable).parent / "vmckpt")]
+        program = [sys.executable, "-m", "vmckpt.cli.app"]
         if self.notes_phases:
             program = [sys.executable, "-m", "bench.command_phases", str(file)]
         told = self._run(name, [*program, *words, "--json"])
@@ -62,7 +60,7 @@ class Clock:
 
     def virsh(self, to: str) -> None:
         """Move the guest with virsh."""
-        self._run("virsh migrate", migrate_with_virsh(self.plan, to))
+        self._run("virsh migrate", virsh(self.plan, GUEST, OTHER[to], to))
 
     def _run(self, name: str, program: list[str]) -> str:
         more = {
@@ -111,16 +109,18 @@ def migrate(clock: Clock) -> None:
         clock.virsh(to)
 
 
-def run(plan: LabPlan, turns: int, only: list[str]) -> dict[str, Any]:
-    """Run all turns. Returns the figures."""
-    snapshot_live.begin(plan)
+PARTS = (snapshots, protect, migrate)
+
+
+def run(plan: LabPlan, turns: int) -> dict[str, Any]:
+    """Run all turns. Returns the medians and the phases."""
+    hands.begin(plan)
     guests.start(plan, GUEST, "alpha", memory="256MiB", dirty="64MiB@20MiB/s")
     clock = Clock(plan)
-    parts = {"snapshots": snapshots, "protect": protect, "migrate": migrate}
     for turn in range(turns + 2):
         clock.notes_phases = turn == turns + 1
-        for name in only:
-            parts[name](clock)
+        for part in PARTS:
+            part(clock)
         if turn == 0:
             clock.took.clear()
             clock.moved.clear()
@@ -133,34 +133,24 @@ def run(plan: LabPlan, turns: int, only: list[str]) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print the medians and the phases."""
-    for name, median in found["medians_ms"].items():
-        itself = found["migration_ms"].get(name)
-        print(f"{name:<24}{median:>8.0f} ms", "" if itself is None else f"of these {itself:.0f} ms")
-    for name, phases in found["phases"].items():
-        print(f"\n{name}")
-        for what, began, took in phases:
-            print(f"  {began * 1000:>7.0f} {took * 1000:>7.0f}  {what}")
+def figures(told: dict[str, Any], python: float) -> tuple[Figure, ...]:
+    """Return the figures; `python`: the time in which Python starts, in seconds. Pure."""
+    peer = told["medians_ms"].pop("virsh migrate")
+    return tuple(
+        Figure(what=f"`vmckpt {name}`", unit="s", ours=took / 1e3, limit=python,
+               limit_is="start of Python", peer=peer / 1e3 if "migrate" in name else None,
+               peer_is="virsh migrate" if "migrate" in name else "")
+        for name, took in told["medians_ms"].items()
+    )  # fmt: skip
 
 
-def main() -> None:
-    """Build a lab, measure, print the figures and remove the lab."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    words.add_argument("--turns", type=int, default=5)
-    words.add_argument("--only", default=",".join(PARTS))
-    words.add_argument("--json", type=Path)
-    asked = words.parse_args()
+def measure(*, quick: bool) -> Result:
+    """Measure the commands in a lab; `quick`: one turn."""
     name = f"bc{os.getpid()}"
     plan = lab.up(name)
     try:
-        found = run(plan, asked.turns, asked.only.split(","))
+        told = run(plan, 1 if quick else 3)
     finally:
         lab.down(name)
-    show(found)
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    rows = figures({**told, "medians_ms": dict(told["medians_ms"])}, limits.start_of_python())
+    return Result(figures=rows, versions=versions(), raw=told)

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.hands import Hands
 from bench.replication import failover_figures, runs_after
-from bench.snapshot_live import Hands
 from vmckpt_lab import guests, host, lab
 from vmckpt_lab.debian import commits
 from vmckpt_lab.debian import guest as debian

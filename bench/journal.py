@@ -5,11 +5,9 @@ contenders are processes that acquire the lease on the same guest repeatedly. Wh
 holds the lease, it checks, without using the journal, that no other contender is acting, and that
 its token is greater than all earlier tokens.
 
-    sudo .venv/bin/python -m bench.journal [--steps 500] [--requests 1000] [--contenders 4]
-        [--json bench/results/journal.json]
+    sudo bench/all --only journal
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -22,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench import limits
+from bench.figure import Figure, Result
 from tests.support import postgres
 from vmckpt.errors import GuestLocked
 from vmckpt.journal import location as locations
@@ -29,7 +29,6 @@ from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.units import Seconds
 
-TARGETS_MS = {"sqlite": 5.0, "postgresql": 10.0}
 NEW = NewOperation(kind="migrate", guest="web1", guest_uuid="bench", source="alpha", target="beta")
 GUEST = "guest/bench"
 PATIENCE = Seconds(30.0)
@@ -117,7 +116,7 @@ def contention(place: Path | str, contenders: int, requests: int) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         each = [requests // contenders + (n < requests % contenders) for n in range(contenders)]
-        command = [sys.executable, "-m", "bench.journal", "--contend", str(place), folder]
+        command = [sys.executable, "-m", "bench.journal", str(place), folder]
         started = [
             subprocess.Popen([*command, str(share)], stdout=subprocess.PIPE, text=True)
             for share in each
@@ -133,48 +132,24 @@ def contention(place: Path | str, contenders: int, requests: int) -> dict[str, A
     return {"contenders": contenders, **summed, "steps": written, "seconds": round(took, 1)}
 
 
-def disk(folder: Path, writes: int = 200) -> float:
-    """Return the median time to write and sync 4 KiB on this disk, in milliseconds."""
-    taken = []
-    file = os.open(folder / "probe", os.O_CREAT | os.O_WRONLY, 0o600)
-    for _ in range(writes):
-        began = time.perf_counter()
-        os.write(file, bytes(4096))
-        os.fdatasync(file)
-        taken.append(1000 * (time.perf_counter() - began))
-    os.close(file)
-    return round(statistics.median(taken), 2)
-
-
-def main() -> None:
-    """Measure both journals, print the figures and save them."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    words.add_argument("--steps", type=int, default=500)
-    words.add_argument("--requests", type=int, default=1000)
-    words.add_argument("--contenders", type=int, default=4)
-    words.add_argument("--contend", nargs=3, help=argparse.SUPPRESS)
-    words.add_argument("--json", type=Path)
-    asked = words.parse_args()
-    if asked.contend:
-        place, folder, requests = asked.contend
-        print(json.dumps(contend(locations.parse(place), Path(folder), int(requests))))
-        return
+def measure(*, quick: bool) -> Result:
+    """Measure both journals; `quick`: fewer steps."""
+    steps, requests = (50, 100) if quick else (500, 1000)
     with tempfile.TemporaryDirectory() as name, journals(Path(name)) as made:
-        flush = disk(Path(name))
-        print(f"writing and syncing 4 KiB: {flush} ms")
-        costs, contended = {}, {}
-        for kind, where in made.items():
-            costs[kind] = {**cost(where, asked.steps), "target_ms": TARGETS_MS[kind]}
-            print(f"{kind:10}  a step: {costs[kind]}")
-        for kind, where in made.items():
-            contended[kind] = contention(where, asked.contenders, asked.requests)
-            print(f"{kind:10}  contention: {contended[kind]}")
-    if asked.json:
-        told = {"disk_ms": flush, "steps": asked.steps, "step": costs, "contention": contended}
-        asked.json.write_text(json.dumps(told, indent=2) + "\n")
+        sync = 1e3 * limits.fsync(Path(name))
+        costs = {kind: cost(where, steps) for kind, where in made.items()}
+        contended = {kind: contention(where, 4, requests) for kind, where in made.items()}
     if any(one["doubled"] for one in contended.values()):
         raise SystemExit("two controllers acted on a guest at the same time")
+    rows = tuple(
+        Figure(what=f"a step, {kind}", unit="ms", ours=one["median_ms"], limit=2 * sync,
+               limit_is="two syncs")
+        for kind, one in costs.items()
+    )  # fmt: skip
+    raw = {"sync_ms": sync, "steps": steps, "step": costs, "contention": contended}
+    return Result(figures=rows, raw=raw)
 
 
 if __name__ == "__main__":
-    main()
+    place_, folder_, requests_ = sys.argv[1:]
+    print(json.dumps(contend(locations.parse(place_), Path(folder_), int(requests_))))

@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.snapshot_live import Hands, Work
+from bench.hands import Hands, Work
 from vmckpt_lab import guests, host, lab, ledger, network
 from vmckpt_lab.observer import client
 from vmckpt_lab.plan import LabPlan
@@ -91,10 +91,10 @@ def pause(hands: Hands, minutes: float) -> dict[str, Any]:
     return {"ready_s": ready["took"], "looks": looks, "ledgers_whole": whole}
 
 
-def sizes(hands: Hands) -> dict[str, Any]:
+def sizes(hands: Hands, of: Sequence[str] = SIZES) -> dict[str, Any]:
     """Measure the pause of guests that differ only in the size of their memory."""
     found = {}
-    for size in SIZES:
+    for size in of:
         start(hands.plan, memory=size)
         ready = protect(hands, "100ms")
         time.sleep(_WITHIN)
@@ -144,11 +144,10 @@ def processes(plan: LabPlan, name: str, word: bytes) -> list[int]:
     return found
 
 
-def curve(hands: Hands, turns: int) -> dict[str, Any]:
-    """Compare the guest's work while protected with its work before, for each interval."""
-    del turns
+def curve(hands: Hands, intervals: Sequence[int] = INTERVALS) -> dict[str, Any]:
+    """Compare the guest's work while protected with its work before, for each interval in ms."""
     found = {}
-    for interval in INTERVALS:
+    for interval in intervals:
         start(hands.plan)
         with Work(hands.plan, GUEST) as work:
             began = time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -319,7 +318,7 @@ def main(words: Sequence[str] | None = None) -> None:
             "pause": lambda: pause(hands, chosen.minutes),
             "sizes": lambda: sizes(hands),
             "bare": lambda: bare(hands),
-            "curve": lambda: curve(hands, chosen.turns),
+            "curve": lambda: curve(hands),
             "loaded": lambda: loaded(hands, chosen.minutes),
             "failover": lambda: failover(hands, chosen.turns, chosen.seed),
             "moves": lambda: moves(hands, chosen.turns),

@@ -1,9 +1,10 @@
-"""The part of the snapshot bench that runs next to QEMU on a lab host. Prints JSON.
+"""The part of the snapshot benches that runs next to QEMU on a lab host. Prints JSON.
 
-    python -m bench.snapshot_inside pauses GUEST FOLDER TURNS
+    python -m bench.snapshot_inside still GUEST TURNS
     python -m bench.snapshot_inside images GUEST FOLDER DISK OUT SECONDS
-    python -m bench.snapshot_inside background GUEST FOLDER
     python -m bench.snapshot_inside compare MIB TURNS        needs no guest
+
+still: the shortest possible pause: QEMU's commands `stop` and `cont`, with nothing in between.
 
 compare: measures the comparison of memory in a capture and plain reading in turn, on files of
 shared memory without holes. Both read the same bytes, those of the memory and of its last copy,
@@ -25,12 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.capture.memory import background_snapshot
 from vmckpt.capture.memory.background_snapshot import Hooks
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.capture.memory.page_diff import Mapping, bring_up
 from vmckpt.capture.memory.shared_memory import SharedMemory
-from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qmp import QmpMonitor
 
 _BLOCK = (1 << 20) // 8
@@ -48,23 +47,17 @@ def _hooks() -> Hooks:
     return Hooks(note=lambda _: None)
 
 
-def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
-    """Measure captures of shared memory; the first capture, which copies all pages, separately."""
-    found: list[dict[str, Any]] = []
-    with _monitor(guest) as monitor, SharedMemory(monitor, folder) as memory:
-        for epoch in range(1, turns + 2):
-            done = memory.capture(epoch, _hooks())
-            changed = sum(int(one.sum()) for one in (done.changed or {}).values())
-            found.append(
-                {
-                    "pause_ms": done.pause * 1000,
-                    "changed_mib": changed * PAGE / (1 << 20),
-                    "phases_ms": {name: took * 1000 for name, took in done.phases.items()},
-                }
-            )
-            time.sleep(0.5)
-    shutil.rmtree(folder)
-    return {"first": found[0], "turns": found[1:]}
+def still(guest: str, turns: int) -> dict[str, Any]:
+    """Return the median pause of `stop` and `cont`, in milliseconds."""
+    took = []
+    with _monitor(guest) as monitor:
+        for _ in range(turns):
+            began = time.perf_counter()
+            monitor.ask("stop")
+            monitor.ask("cont")
+            took.append(1000 * (time.perf_counter() - began))
+            time.sleep(0.1)
+    return {"ms": statistics.median(took)}
 
 
 def images(guest: str, folder: Path, disk: Path, out: Path, seconds: float) -> dict[str, Any]:
@@ -84,16 +77,6 @@ def _copy(image: FrozenImage, disk: Path, place: Path) -> None:
     for source, name in [*sources, (disk, "disk-vda")]:
         words = ["cp", "--sparse=always", str(source), str(place / name)]
         subprocess.run(words, check=True)
-
-
-def background_once(guest: str, folder: Path) -> dict[str, Any]:
-    """Take a background snapshot. Returns its pause, and its window in monotonic seconds."""
-    with _monitor(guest) as monitor:
-        began = time.monotonic()
-        done = background_snapshot.capture(monitor, folder, _hooks())
-        ended = time.monotonic()
-        done.image.remove()
-    return {"pause_ms": done.pause * 1000, "took": done.took, "window": [began, ended]}
 
 
 def compare(mib: int, turns: int) -> dict[str, Any]:
@@ -171,12 +154,10 @@ def _read(live: Mapping, last: Mapping, pool: ThreadPoolExecutor) -> None:
 def main() -> None:
     """Run the command from the command line, and print the results as JSON."""
     what, *words = sys.argv[1:]
-    if what == "pauses":
-        told = pauses(words[0], Path(words[1]), int(words[2]))
+    if what == "still":
+        told = still(words[0], int(words[1]))
     elif what == "images":
         told = images(words[0], Path(words[1]), Path(words[2]), Path(words[3]), float(words[4]))
-    elif what == "background":
-        told = background_once(words[0], Path(words[1]))
     else:
         told = compare(int(words[0]), int(words[1]))
     print(json.dumps(told))

@@ -141,7 +141,7 @@ def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPer
     bandwidth of its links, or all moves together get much more than before.
 
     Sharing a full link does not make it faster, and a guest that writes a lot and gets little
-    bandwidth sends the same pages again and again. (Measured with bench/evacuation.py: waiting
+    bandwidth sends the same pages again and again. (Measured with bench/plans.py: waiting
     takes half the time of starting all moves at once.) But waiting wastes bandwidth if a narrow
     link at the other end is idle, or if a single stream does not fill the link.
     """

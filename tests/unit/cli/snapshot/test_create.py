@@ -6,43 +6,43 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import snapshot_data
+from bench import peers, snapshot_data, stores
+from bench.peers import Failed, run
 from bench.snapshot_feed import FileRegion, MadeRegion
-from bench.snapshot_figures import rows
-from bench.snapshot_peers import Failed, Restic, run
 from vmckpt.store.format.chunk_map import UNIT, What
 
 
 def turn(seconds: float, size: int) -> dict[str, Any]:
-    part = {"seconds": seconds, "cpu": 2 * seconds, "bytes": size}
-    return {"first": part, "second": part, "restore": part, "bytes": 2 * size}
+    part = {"seconds": seconds, "cpu": 2 * seconds}
+    return {"first": part, "second": part, "restore": part, "bytes": size << 20}
 
 
-def test_peers_are_compared_by_medians_and_the_smaller_store_counts() -> None:
+def test_peers_are_compared_by_medians_and_the_best_of_them_counts() -> None:
     turns = {
         "vmckpt": [turn(1.0, 105), turn(9.0, 105), turn(1.0, 105)],
         "restic": [turn(1.4, 100)] * 3,
-        "borg": [turn(2.0, 90)] * 3,
+        "borg zstd": [turn(2.0, 90)] * 3,
     }
-    found = {one["what"]: one for one in rows({"peers": {"turns": turns}})}
-    slower = found["first: borg takes so many times our seconds"]
-    assert (slower["is"], slower["kept"]) == (2.0, True)
-    assert not found["restore: restic takes so many times our cpu"]["kept"]
-    size = found["size of first snapshot, of the better peer's"]
-    assert (round(size["is"], 3), size["kept"]) == (1.167, False)
+    told = {
+        "memory_copy": 8e9, "disk_write": 1e9, "peak_mib": {256: 200.0},
+        "compare": {"compare": {"gib_s": 3.0}, "read": {"gib_s": 4.0}},
+    }  # fmt: skip
+    found = {one.what: one for one in stores.figures(turns, 4e8, told)}
+    took = found["first snapshot"]
+    assert (took.ours, took.limit, took.peer, took.peer_is) == (1.0, 0.4, 1.4, "restic")
+    speed = found["restore, per core"]
+    assert (speed.ours, speed.limit, speed.peer_is) == (200.0, 8000.0, "restic")
+    assert speed.peer == pytest.approx(4e8 / 1e6 / 2.8)
+    size = found["size of both snapshots"]
+    assert (size.ours, size.peer, size.peer_is) == (105, 90, "borg zstd")
 
 
-def test_a_part_that_failed_has_no_figures() -> None:
-    failed = {"failed": "guest busy does not answer"}
-    assert rows({"live": {"shared": failed, "idle": failed, "busy": failed}}) == []
-
-
-def test_a_program_that_is_missing_is_named_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
+def test_programs_that_are_missing_are_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Failed, match=r"restic is not installed.*apt-get install restic"):
-        Restic.version()
+    monkeypatch.setattr(peers, "PEERS", tmp_path)
+    with pytest.raises(Failed, match=r"not installed; run scripts/peers"):
+        peers.versions()
 
 
 def test_a_command_that_fails_says_why() -> None:

@@ -1,14 +1,13 @@
-"""Run vmckpt, restic and borg for the snapshot bench, with the same files on the same disk.
+"""The programs with which vmckpt is compared, as scripts/peers installs them in .peers.
 
-Complete commands are compared, from their start until all data is on the disk. The files of a
-repository or a restore are fsynced within the measured time, even if the program has done so. All
-programs encrypt (restic always does, borg with repokey-blake2) and compress with zstd: vmckpt and
-borg with level 3, restic 0.14 with its default level. All other settings are the defaults.
+For snapshots, vmckpt, restic and borg store the same files on the same disk. Complete commands are
+compared, from their start until all data is on the disk. The files of a repository or a restore are
+fsynced within the measured time, even if the program has done so. All programs encrypt (restic
+always does, borg with repokey-blake2) and compress: vmckpt with zstd level 3, restic with zstd as
+it does by default, borg with lz4, its default, and also with zstd level 3.
 """
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 1 << 20
-HOW_TO_GET = "on Debian and Ubuntu: apt-get install restic borgbackup"
+PEERS = Path(__file__).parent.parent / ".peers"
+RESTIC, BORG = str(PEERS / "usr/bin/restic"), str(PEERS / "borg/bin/borg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,13 @@ class Ran:
 
 class Failed(Exception):
     """A program failed, or is not installed."""
+
+
+def told(words: Sequence[str], more: Mapping[str, str] | None = None) -> str:
+    """Return what a peer's command prints. Raises Failed if the peer is not installed."""
+    if not (PEERS / ".complete").exists():
+        raise Failed("the programs to compare with are not installed; run scripts/peers")
+    return run(words, Path("/"), more or {}, None).told.strip()
 
 
 def run(words: Sequence[str], folder: Path, more: Mapping[str, str], durable: Path | None) -> Ran:
@@ -97,14 +104,6 @@ class Program:
         """Restore the last snapshot to an empty directory."""
         raise NotImplementedError
 
-    @classmethod
-    def version(cls) -> str:
-        """Return the version as one line. Raises Failed if the program is not installed."""
-        if shutil.which(cls.name) is None:
-            raise Failed(f"{cls.name} is not installed, but needed for comparison; {HOW_TO_GET}")
-        words = [cls.name, "--version"] if cls.name == "borg" else [cls.name, "version"]
-        return run(words, Path("/"), {}, None).told.strip()
-
 
 class Vmckpt(Program):
     """vmckpt: `snapshot_feed` processes files as an agent processes a guest."""
@@ -128,10 +127,6 @@ class Vmckpt(Program):
     def get(self, target: Path) -> Ran:
         return self._feed("get", str(target), durable=target)
 
-    @classmethod
-    def version(cls) -> str:
-        return "this tree"
-
 
 class Restic(Program):
     """restic reads changed files completely. Its metadata cache is next to the repository."""
@@ -147,20 +142,20 @@ class Restic(Program):
 
     def init(self) -> None:
         # Only repositories of version 2 support compression.
-        self._run(["restic", "init", "-q", "--repository-version", "2"], self.home)
+        self._run([RESTIC, "init", "-q", "--repository-version", "2"], self.home)
 
     def put(self, source: Path) -> Ran:
-        return self._run(["restic", "backup", "-q", "."], source, self.repository)
+        return self._run([RESTIC, "backup", "-q", "."], source, self.repository)
 
     def get(self, target: Path) -> Ran:
-        words = ["restic", "restore", "-q", "latest", "--target", str(target)]
+        words = [RESTIC, "restore", "-q", "latest", "--target", str(target)]
         return self._run(words, self.home, target)
 
 
 class Borg(Program):
     """borg uses one thread, and content-defined chunks, which are its default."""
 
-    name = "borg"
+    name, compression = "borg lz4", "lz4"
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
@@ -171,21 +166,29 @@ class Borg(Program):
         self._count = 0
 
     def init(self) -> None:
-        self._run(["borg", "init", "-e", "repokey-blake2"], self.home)
+        self._run([BORG, "init", "-e", "repokey-blake2"], self.home)
 
     def put(self, source: Path) -> Ran:
         self._count += 1
-        words = ["borg", "create", "-C", "zstd,3", f"::s{self._count}", "."]
+        words = [BORG, "create", "-C", self.compression, f"::s{self._count}", "."]
         return self._run(words, source, self.repository)
 
     def get(self, target: Path) -> Ran:
-        return self._run(["borg", "extract", f"::s{self._count}"], target, target)
+        return self._run([BORG, "extract", f"::s{self._count}"], target, target)
 
 
-PROGRAMS: tuple[type[Program], ...] = (Vmckpt, Restic, Borg)
+class BorgZstd(Borg):
+    """borg with the compression that vmckpt uses."""
+
+    name, compression = "borg zstd", "zstd,3"
 
 
-def told_of(ran: Ran) -> dict[str, float]:
-    """Return the figures that `snapshot_feed` printed."""
-    found: dict[str, float] = json.loads(ran.told)
-    return found
+PROGRAMS: tuple[type[Program], ...] = (Vmckpt, Restic, Borg, BorgZstd)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of restic and borg. Raises Failed."""
+    return {
+        "restic": told([RESTIC, "version"]).split()[1],
+        "borg": told([BORG, "--version"]).split()[1],
+    }

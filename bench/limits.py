@@ -1,0 +1,165 @@
+"""Measure what the machine can do at most, in the same run as the benchmarks that use it.
+
+python -m bench.limits receive ADDRESS      used by `link` and `round_trip` in a lab host
+"""
+
+import ctypes
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from vmckpt_lab import host
+from vmckpt_lab.plan import LabPlan
+
+ROOT = Path(__file__).parent.parent
+_PORT, _MIB = 41000, 1 << 20
+
+
+def _rate(size: int, work: Callable[[], object], turns: int = 5) -> float:
+    """Return bytes per second: the median of some turns, after one that does not count."""
+    work()
+    took = []
+    for _ in range(turns):
+        began = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - began)
+    return size / statistics.median(took)
+
+
+def memory_copy(mib: int = 256) -> float:
+    """Return the bandwidth of copying memory on one core, in bytes per second."""
+    source = np.ones(mib * _MIB // 8, dtype=np.uint64)
+    target = np.empty_like(source)
+    return _rate(source.nbytes, lambda: np.copyto(target, source))
+
+
+def disk_write(folder: Path, mib: int = 512) -> float:
+    """Return the bandwidth of writing a file and syncing it once, in bytes per second."""
+    data, path = os.urandom(_MIB), folder / "limit"
+
+    def write() -> None:
+        with path.open("wb", buffering=0) as file:
+            for _ in range(mib):
+                file.write(data)
+            os.fdatasync(file.fileno())
+
+    try:
+        return _rate(mib * _MIB, write, 3)
+    finally:
+        path.unlink()
+
+
+def fsync(folder: Path, writes: int = 200) -> float:
+    """Return the median time to write and sync 4 KiB, in seconds."""
+    path, took = folder / "limit", []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(writes):
+            began = time.perf_counter()
+            file.write(bytes(4096))
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - began)
+    path.unlink()
+    return statistics.median(took)
+
+
+def system_call() -> float:
+    """Return the time of the cheapest system call, in seconds, without Python's part."""
+    libc = ctypes.CDLL(None)
+    count = 100_000
+
+    def timed(function: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            function()
+        return (time.perf_counter() - began) / count
+
+    # Both calls cost the same in Python; only getppid enters the kernel.
+    return max(1e-9, timed(libc.getppid) - timed(libc.random))
+
+
+def start_of_python() -> float:
+    """Return the time that `python3 -c pass` takes, in seconds."""
+    return 1 / _rate(1, lambda: subprocess.run([sys.executable, "-c", "pass"], check=True))
+
+
+def link(plan: LabPlan, source: str, target: str, *, mib: int = 128) -> tuple[float, float]:
+    """Return a plain socket's bandwidth between two hosts, in bytes per second, and round trip.
+
+    The round trip is the median time until one byte comes back, in seconds.
+    """
+    address = plan.host(target).address
+    other = subprocess.Popen(_inside(plan, target, "receive", address))
+    try:
+        told = subprocess.run(
+            _inside(plan, source, "send", address, str(mib)),
+            check=True, capture_output=True, text=True,
+        ).stdout.split()  # fmt: skip
+        other.wait(30)
+    finally:
+        other.kill()
+        other.wait()
+    return float(told[0]), float(told[1])
+
+
+def _inside(plan: LabPlan, name: str, *words: str) -> list[str]:
+    command = (sys.executable, "-m", "bench.limits", *words)
+    return host.enter(plan.host(name), "sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), *command)
+
+
+def receive(address: str) -> None:
+    """Echo single bytes until an empty line, then read until the end and acknowledge."""
+    with socket.create_server((address, _PORT)) as server:
+        line, _ = server.accept()
+        with line:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while (byte := line.recv(1)) != b"\n":
+                line.sendall(byte)
+            while line.recv(_MIB):
+                pass
+            line.sendall(b".")
+
+
+def _connected(address: str) -> socket.socket:
+    """Connect to `receive`, which may have just been started."""
+    give_up = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection((address, _PORT))
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.05)
+
+
+def send(address: str, mib: int) -> None:
+    """Print the bandwidth and the round trip to `receive`."""
+    with _connected(address) as line:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        trips = []
+        for _ in range(200):
+            began = time.perf_counter()
+            line.sendall(b"x")
+            line.recv(1)
+            trips.append(time.perf_counter() - began)
+        line.sendall(b"\n")
+        data, began = bytes(_MIB), time.perf_counter()
+        for _ in range(mib):
+            line.sendall(data)
+        line.shutdown(socket.SHUT_WR)
+        line.recv(1)
+        took = time.perf_counter() - began
+    print(mib * _MIB / took, statistics.median(trips))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "receive":
+        receive(sys.argv[2])
+    else:
+        send(sys.argv[2], int(sys.argv[3]))
