@@ -12,21 +12,28 @@ well. The limit is the least that any method sent, divided by the bandwidth of a
 
 import os
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench import limits
 from bench.figure import Figure, Result, best, median
 from bench.hands import versions
 from bench.migration import virsh
-from tests.lab.bench import Bench
+from bench.processes import cpu
+from tests.lab.bench import Bench, finish
 from vmckpt.units import parse_rate
 from vmckpt_lab import lab, network
 
+OURS, _LOADED = "vmckpt", "virsh, 2 at a time, beside another process"
 MEMORY, DIRTY, LINK = "160MiB", "16MiB@4MiB/s", "400mbit"
 AT_ONCE = (2, 3)
 """How many guests virsh moves at a time; moving them one by one takes 1.8 times as long."""
@@ -52,13 +59,50 @@ def by_virsh(bench: Bench, names: Sequence[str], *, at_once: int) -> dict[str, f
 
 
 def by_vmckpt(bench: Bench, names: Sequence[str]) -> dict[str, float]:
-    """Run vmckpt evacuate. Returns the duration of the moves and of the complete command."""
+    """Run vmckpt evacuate. Returns the duration of the moves and of the complete command.
+
+    Also returns the share of a core that the command's process uses during the moves.
+    """
     began = time.monotonic()
-    done = bench.good("evacuate", "alpha", "--yes", "--json").json
+    seen: list[tuple[float, float]] = []
+    process = bench.start("evacuate", "alpha", "--yes", "--json")
+
+    def watch() -> None:
+        while process.poll() is None:
+            seen.append((time.monotonic(), cpu(process.pid)))
+            time.sleep(0.2)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    ended = finish(process)
     whole = time.monotonic() - began
-    assert {one["guest"] for one in done["moved"]} == set(names)
+    watcher.join()
+    assert ended.code == 0, ended.err
+    assert {one["guest"] for one in ended.json["moved"]} == set(names)
     bench.good("maintenance", "leave", "alpha")
-    return {"moves_s": done["total_ms"] / 1000, "command_s": whole}
+    moves = ended.json["total_ms"] / 1000
+    times, used = zip(*[one for one in seen if one[1]], strict=True)
+    first = np.interp(times[-1] - moves, times, used)
+    return {
+        "moves_s": moves, "command_s": whole, "cpu": float(used[-1] - first) / moves,
+    }  # fmt: skip
+
+
+@contextmanager
+def burning(share: float) -> Iterator[None]:
+    """Use this share of a core in another process, as vmckpt's controller does."""
+    code = (
+        "import sys, time\nshare = float(sys.argv[1])\n"
+        "while True:\n    end = time.thread_time() + share / 20\n"
+        "    began = time.monotonic()\n    while time.thread_time() < end: pass\n"
+        "    time.sleep(max(0.0, began + 0.05 - time.monotonic()))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(share)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def sent(bench: Bench) -> int:
@@ -75,7 +119,7 @@ def back(bench: Bench, names: Sequence[str]) -> None:
 
 
 def run(rounds: int, guests: int) -> dict[str, Any]:
-    """Run all methods in turn; each is first and last equally often."""
+    """Run all methods in turn, in the reverse order in every second round."""
     name = f"bv{os.getpid()}"
     plan = lab.up(name, hosts=3)
     bench = Bench(plan)
@@ -87,14 +131,20 @@ def run(rounds: int, guests: int) -> dict[str, Any]:
             network.shape(plan, each.name, parse_rate(LINK))
         bandwidth, _ = limits.link(plan, "alpha", "beta", mib=64)
         methods: dict[str, Callable[[], dict[str, float]]] = {
-            "vmckpt": partial(by_vmckpt, bench, names),
+            OURS: partial(by_vmckpt, bench, names),
             **{f"virsh, {at_once} at a time": partial(by_virsh, bench, names, at_once=at_once)
                for at_once in AT_ONCE},
         }  # fmt: skip
+
+        def loaded() -> dict[str, float]:
+            with burning(median(one["cpu"] for one in found[OURS]) or 0.0):
+                return by_virsh(bench, names, at_once=AT_ONCE[0])
+
+        methods[_LOADED] = loaded
         found: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
         for number in range(rounds):
-            first = number % len(methods)
-            for method in [*list(methods)[first:], *list(methods)[:first]]:
+            # The last method needs a measurement of the first.
+            for method in list(methods)[:: -1 if number % 2 else 1]:
                 time.sleep(2)
                 before = sent(bench)
                 told = methods[method]()
@@ -112,13 +162,15 @@ def run(rounds: int, guests: int) -> dict[str, Any]:
 def figures(told: dict[str, Any]) -> tuple[Figure, ...]:
     """Return the figures. Pure."""
     took = {name: median(one["moves_s"] for one in each) for name, each in told["rounds"].items()}
-    ours = took.pop("vmckpt") or 0.0
+    ours, loaded = took.pop(OURS) or 0.0, took.pop(_LOADED) or 0.0
     peer, peer_is = best(took)
-    command = median(one["command_s"] for one in told["rounds"]["vmckpt"]) or 0.0
+    command = median(one["command_s"] for one in told["rounds"][OURS]) or 0.0
     least = min(one["sent"] for each in told["rounds"].values() for one in each) / told["bandwidth"]
     return (
         Figure(what=f"moves of {told['guests']} guests", unit="s", ours=ours, limit=least,
                limit_is="link", peer=peer, peer_is=peer_is),
+        Figure(what="the same by virsh, beside a process that uses as much CPU time as vmckpt",
+               unit="s", ours=loaded, limit=least, limit_is="link", peer=peer, peer_is=peer_is),
         Figure(what="the complete command", unit="s", ours=command, limit=least, limit_is="link"),
     )  # fmt: skip
 

@@ -70,6 +70,13 @@ def shown(value: float, unit: str) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def times(ratio: float) -> str:
+    """Return a ratio with three significant digits; below a tenth, in percent."""
+    if ratio < 0.1:
+        return f"{100 * ratio:.2g} %"
+    return f"{ratio:,.{0 if ratio >= 100 else 1 if ratio >= 10 else 2}f} ×"
+
+
 def row(figure: Mapping[str, Any]) -> str:
     """Return a figure as a line of a Markdown table."""
     cells = [figure["what"], shown(figure["ours"], figure["unit"])]
@@ -78,10 +85,10 @@ def row(figure: Mapping[str, Any]) -> str:
         if other is None:
             cells += ["–", ""]
             continue
-        ratio = f"{figure['ours'] / other:.3g} ×" if other else ""
-        if other and figure["ours"] / other >= 1000:
-            ratio = f"{figure['ours'] / other:,.0f} ×"
-        cells += [f"{shown(other, figure['unit'])} ({figure[key + '_is']})", ratio]
+        cells += [
+            f"{shown(other, figure['unit'])} ({figure[key + '_is']})",
+            times(figure["ours"] / other) if other else "",
+        ]
     return "| " + " | ".join(cells) + " |"
 
 

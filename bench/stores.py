@@ -127,8 +127,9 @@ def figures(
         other, other_is = best(seconds)
         rows += [
             Figure(what=f"{what}, per core", unit="MB/s", ours=ours,
-                   limit=told["memory_copy"] / 1e6, limit_is="copying memory", peer=peer,
-                   peer_is=peer_is),
+                   limit=told["sealing" if step == "first" else "memory_copy"] / 1e6,
+                   limit_is="zstd and AES alone" if step == "first" else "copying memory",
+                   peer=peer, peer_is=peer_is),
             Figure(what=what, unit="s", ours=took, limit=size / told["disk_write"],
                    limit_is="writing all data", peer=other, peer_is=other_is),
         ]  # fmt: skip
@@ -158,7 +159,8 @@ def measure(*, quick: bool) -> Result:
         captured(source, 256 if quick else 1024)
         size = sum(one.stat().st_blocks * 512 for one in (source / "1").iterdir())
         told = {
-            "memory_copy": limits.memory_copy(), "disk_write": limits.disk_write(folder),
+            "sealing": limits.sealing(source / "1"), "memory_copy": limits.memory_copy(),
+            "disk_write": limits.disk_write(folder),
             "compare": snapshot_inside.compare(256, 3 if quick else 15),
             "peak_mib": {mib: peak(folder, mib) for mib in REGIONS[: 1 if quick else None]},
         }  # fmt: skip

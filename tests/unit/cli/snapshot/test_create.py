@@ -24,7 +24,7 @@ def test_peers_are_compared_by_medians_and_the_best_of_them_counts() -> None:
         "borg zstd": [turn(2.0, 90)] * 3,
     }
     told = {
-        "memory_copy": 8e9, "disk_write": 1e9, "peak_mib": {256: 200.0},
+        "sealing": 5e8, "memory_copy": 8e9, "disk_write": 1e9, "peak_mib": {256: 200.0},
         "compare": {"compare": {"gib_s": 3.0}, "read": {"gib_s": 4.0}},
     }  # fmt: skip
     found = {one.what: one for one in stores.figures(turns, 4e8, told)}
