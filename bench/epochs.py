@@ -4,8 +4,8 @@
 
 A guest of 256 MiB writes 20 MiB/s to memory, and constantly writes to its disk and network, under
 TCG on the cores that the agents also use; larger guests write the same. Pauses are also measured
-without looking for changed pages, and with nothing between QEMU's `stop` and `cont`. No competing
-program is in the registries: Remus needs Xen, and QEMU's COLO runs two guests at a time.
+without looking for changed pages, and with nothing between QEMU's `stop` and `cont`. There is no
+competing program: Remus needs Xen, and COLO a QEMU started for COLO, which libvirt does not do.
 """
 
 import os
