@@ -330,7 +330,7 @@ def measure(*, quick: bool) -> Result:
     raced = race(1 if quick else 10)
     return Result(
         figures=figures(rows, peak, raced["medians"]),
-        versions={"hbal": told([*HBAL, "--version"], _LIBRARIES).split()[-1]},
+        versions={"hbal": told([*HBAL, "--version"], _LIBRARIES).split()[3]},
         raw={"plans": rows, "peak_mib": peak, "race": raced},
     )
 
