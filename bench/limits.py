@@ -4,7 +4,6 @@ python -m bench.limits receive ADDRESS      used by `link` and `round_trip` in a
 """
 
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from vmckpt_lab import host
 from vmckpt_lab.plan import LabPlan
 
 ROOT = Path(__file__).parent.parent
-_PORT, _MIB, _CHUNK = 41000, 1 << 20, 256 << 10
+_MIB, _CHUNK = 1 << 20, 256 << 10
 
 
 def _rate(size: int, work: Callable[[], object], turns: int = 5) -> float:
@@ -114,57 +113,5 @@ def link(plan: LabPlan, source: str, target: str, *, mib: int = 128) -> tuple[fl
 
 
 def _inside(plan: LabPlan, name: str, *words: str) -> list[str]:
-    command = (sys.executable, "-m", "bench.limits", *words)
+    command = (sys.executable, "-m", "bench.plain_socket", *words)
     return host.enter(plan.host(name), "sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), *command)
-
-
-def receive(address: str) -> None:
-    """Echo single bytes until an empty line, then read until the end and acknowledge."""
-    with socket.create_server((address, _PORT)) as server:
-        line, _ = server.accept()
-        with line:
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while (byte := line.recv(1)) != b"\n":
-                line.sendall(byte)
-            while line.recv(_MIB):
-                pass
-            line.sendall(b".")
-
-
-def _connected(address: str) -> socket.socket:
-    """Connect to `receive`, which may have just been started."""
-    give_up = time.monotonic() + 10
-    while True:
-        try:
-            return socket.create_connection((address, _PORT))
-        except OSError:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.05)
-
-
-def send(address: str, mib: int) -> None:
-    """Print the bandwidth and the round trip to `receive`."""
-    with _connected(address) as line:
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        trips = []
-        for _ in range(200):
-            began = time.perf_counter()
-            line.sendall(b"x")
-            line.recv(1)
-            trips.append(time.perf_counter() - began)
-        line.sendall(b"\n")
-        data, began = bytes(_MIB), time.perf_counter()
-        for _ in range(mib):
-            line.sendall(data)
-        line.shutdown(socket.SHUT_WR)
-        line.recv(1)
-        took = time.perf_counter() - began
-    print(mib * _MIB / took, statistics.median(trips))
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "receive":
-        receive(sys.argv[2])
-    else:
-        send(sys.argv[2], int(sys.argv[3]))
