@@ -255,7 +255,7 @@ def measure(*, quick: bool) -> Result:
     """Measure the dashboard in turn with an empty application."""
     runs, floors = [], []
     with journal(JOBS) as environment:
-        for _ in range(1 if quick else 3):
+        for _ in range(1 if quick else 2):
             floors.append(least(environment))
             runs.append(measured(2.0 if quick else 15.0, environment))
     median, floor = (

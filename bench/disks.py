@@ -22,6 +22,7 @@ from bench.hands import HOST, Hands, versions
 from bench.peers import MIB, PEERS, told
 from bench.snapshots import GUEST, ran, silence, virsh
 from vmckpt_lab import guests, host, lab
+from vmckpt_lab.plan import LabPlan
 
 _MODULES = {"PYTHONPATH": str(PEERS / "usr/lib/python3/dist-packages")}
 _BACKUP = ("/usr/bin/python3", str(PEERS / "usr/bin/virtnbdbackup"))
@@ -44,6 +45,14 @@ def guest(hands: Hands, files: Path) -> None:
     ran(["qemu-img", "convert", "-O", "qcow2", str(files), str(disk)])
     ran(virsh(hands.plan, "attach-disk", GUEST, str(disk), "vdb", "--subdriver", "qcow2",
               "--cache", "none", "--persistent"))  # fmt: skip
+
+
+def new(plan: LabPlan) -> Hands:
+    """Return the lab with an empty store, because the old store already has the data."""
+    for folder in (plan.shared / "snapshots", plan.folder / "state"):
+        shutil.rmtree(folder, ignore_errors=True)
+    (plan.folder / "identity").unlink(missing_ok=True)
+    return lab_hands.begin(plan)
 
 
 def back_up(hands: Hands, program: str, level: str) -> None:
@@ -116,13 +125,12 @@ def measure(*, quick: bool) -> Result:
         snapshot_data.fill(files, (64 if quick else 1024) * MIB, 7)
         size = files.stat().st_blocks * 512
         disk = limits.disk_write(plan.shared)
+        small = plan.shared / "small.raw"
+        small.write_bytes(bytes(MIB))
+        once(new(plan), _OURS, small)  # installs the agent
         for turn in range(1 if quick else 3):
             for program in PROGRAMS if turn % 2 == 0 else PROGRAMS[::-1]:
-                # A new store, since the old one already has the data.
-                shutil.rmtree(plan.shared / "snapshots", ignore_errors=True)
-                shutil.rmtree(plan.folder / "state", ignore_errors=True)
-                (plan.folder / "identity").unlink(missing_ok=True)
-                turns[program].append(once(lab_hands.begin(plan), program, files))
+                turns[program].append(once(new(plan), program, files))
                 print(program, turns[program][-1], flush=True)
     finally:
         lab.down(name)

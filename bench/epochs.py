@@ -62,7 +62,7 @@ def measure(*, quick: bool) -> Result:
             "fsync_ms": 1e3 * limits.fsync(Path(plan.shared)),
             "sizes": replication.sizes(hands, ("256MiB",) if quick else replication.SIZES),
             "bare": replication.bare(hands),
-            "curve": replication.curve(hands, (100,) if quick else (50, 100, 1000)),
+            "curve": replication.curve(hands, (100,) if quick else (100, 1000)),
         }
     finally:
         lab.down(name)

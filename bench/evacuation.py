@@ -2,7 +2,7 @@
 
     sudo bench/all --only evacuation
 
-The lab has three hosts; eight busy guests run on the first. In each round, the methods evacuate the
+The lab has three hosts; six busy guests run on the first. In each round, the methods evacuate the
 first host in turn, and virsh moves the guests back after each. virsh moves half of the guests to
 each of the other hosts, as an operator would, and encrypts as vmckpt does. The time from the first
 move to the arrival of the last guest is compared, without the time for vmckpt's plan, because an
@@ -177,5 +177,5 @@ def figures(told: dict[str, Any]) -> tuple[Figure, ...]:
 
 def measure(*, quick: bool) -> Result:
     """Evacuate the host in turn; `quick`: one round of two guests."""
-    told = run(1, 2) if quick else run(2, 8)
+    told = run(1, 2) if quick else run(2, 6)
     return Result(figures=figures(told), versions=versions(), raw=told)

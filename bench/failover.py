@@ -56,7 +56,7 @@ def measure(*, quick: bool) -> Result:
         hands = Hands(plan, plan.folder / "identity")
         trip = 1e3 * limits.link(plan, "alpha", "beta", mib=16)[1]
         cold, turns = [], []
-        for number in range(1 if quick else 7):
+        for number in range(1 if quick else 5):
             cold.append(booted(hands))
             turns += replication.failover(hands, 1, number)["turns"]
         told = {"round_trip_ms": trip, **replication.failover_figures(turns), "turns": turns}

@@ -45,7 +45,7 @@ limits: {max_downtime: 300ms, time: 30s}
 transport: {tls: off}
 forecast: {probe: off}
 """
-SEEDS, ROWS = (2026, 5), 8
+SEEDS, ROWS = (2026, 5), 6
 LINKS = ("200mbit", "400mbit", "1gbit", "off")
 NARROW = 0.3
 # A guest under TCG cannot write much faster than this, in bytes per second, whatever the link.

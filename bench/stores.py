@@ -25,7 +25,7 @@ from vmckpt_lab import lab
 SEED = 11
 CHANGED = 0.01
 """Share of the disk's files that changes between the two snapshots."""
-REGIONS = (256, 4096)
+REGIONS = (256, 2048)
 """Sizes of the regions for which peak memory is measured, in MiB."""
 _STEPS = {"first": "first snapshot", "second": "second snapshot", "restore": "restore"}
 
