@@ -96,7 +96,7 @@ def command(words: list[str], more: dict[str, str]) -> dict[str, float]:
 
 def idle_python() -> float:
     """Return the memory of a Python that does nothing, in MiB."""
-    words = [sys.executable, "-c", "print(flush=True); input()"]
+    words = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
