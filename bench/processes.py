@@ -119,7 +119,7 @@ def services(hands: Hands, seconds: float) -> dict[str, dict[str, float]]:
             raise SystemExit(f"vmckpt run ended with {run.returncode}")
         return watched({**found(hands), "vmckpt run --metrics": [run.pid]}, seconds)
     finally:
-        run.terminate()
+        run.kill()  # may be killed at any time
         run.wait()
         hands.vmckpt("unprotect", GUEST)
         guests.remove(hands.plan, "tracked")
