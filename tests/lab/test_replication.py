@@ -29,6 +29,7 @@ from tests.lab.protecting import (
     tidied,
 )
 from tests.support.doc_examples import shown
+from tests.support.following import take
 from vmckpt_lab import guests, host, lab, network
 from vmckpt_lab.machine_speed import slowness
 
@@ -58,10 +59,13 @@ def test_a_guest_is_protected_and_let_go_again(pair: Bench) -> None:
     shown("replication.md", "vmckpt status", pair.good("status").out)
     listed = {one["host"]: one["state"] for one in pair.good("guests", "--json").json}
     assert listed == {"alpha": "running", "beta": "standby"}
-    assert pair.run("migrate", "web1", "--to", "beta").code == 18
+    refused = pair.run("migrate", "web1", "--to", "beta")
+    assert refused.code == 18
+    (unprotect,) = take(refused.err)
+    assert take(pair.run("cancel", "web1").err) == (unprotect,)
     assert "virsh" not in pair.inside("alpha", "virsh", "list", "--inactive", "--name")
 
-    pair.good("unprotect", "web1")
+    pair.good(*unprotect.words[1:])
     assert left(pair) == []
     assert on_qemu(pair, "alpha") == []
     assert pair.inside("beta", "virsh", "list", "--all", "--name").split() == []
@@ -180,6 +184,26 @@ def test_without_a_lease_a_person_decides(pair: Bench) -> None:
     assert "--planned" in refused.err
 
 
+def theirs_on(bench: Bench, name: str) -> dict[str, Any]:
+    """What the backup's agent says, of a backup that is not beta."""
+    return dict(bench.good("status", "web1", "--json").json[0]["says"][name])
+
+
+@pytest.mark.long
+def test_a_standby_of_a_guest_that_died_runs_as_the_messages_say(pair: Bench) -> None:
+    pair.guest(**GUEST)
+    protect(pair, automatic=False)
+    epochs(pair)
+    signalled(pair, "alpha", b"qemu-system", signal.SIGKILL)
+    until(lambda: theirs_on(pair, "alpha").get("outcome") == "died", limit=SOON)
+    (failover,) = take(pair.good("status", "web1", "--json").json[0]["next_step"])
+    waits = pair.run("recover").out
+    assert take(waits)[0] == failover
+    pair.good(*failover.words[1:])
+    assert pair.where() == ["beta"]
+    assert pair.ledgers() == WHOLE
+
+
 @pytest.mark.long
 def test_a_guest_that_shuts_down_ends_its_protection(pair: Bench) -> None:
     pair.guest(**GUEST)
@@ -202,6 +226,8 @@ def test_a_qemu_that_dies_is_followed_at_once(pair: Bench) -> None:
     until(lambda: (pair.seen().answered_at or 0) > died + 0.2, limit=SOON)
     assert pair.where() == ["beta"]
     assert pair.ledgers() == WHOLE
+    pair.follow(pair.good("status", "web1", "--json").json[0]["next_step"])
+    assert theirs_on(pair, "alpha")["ready"]
 
 
 @pytest.mark.long

@@ -257,7 +257,8 @@ async def planned(known: Known, caller: Caller) -> StopResult:
         if told.phase != "protecting" or told.wants_leave:
             raise GuestLocked(
                 f"the standby of {known.operation.guest} is not ready: {_said(told)}",
-                hint=f"wait until vmckpt status {known.operation.guest} shows it as ready",
+                hint=f"run vmckpt status {known.operation.guest} until it shows the standby as"
+                " ready, then try again",
             )
         await agent_client.request(known.primary, known.uuid, wish="planned")
         found = await _until_runs(known, caller)

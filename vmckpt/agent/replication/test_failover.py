@@ -91,7 +91,8 @@ class Trials:
         if not self._stage.committed:
             raise GuestLocked(
                 f"the standby of {name} on {self._session.host} has no complete epoch yet",
-                hint=f"wait until vmckpt status {name} shows the standby as ready",
+                hint=f"run vmckpt status {name} until it shows the standby as ready, then try"
+                " again",
             )
         if (why := memory_check.why_not(_room(self._session, self._standby))) is not None:
             raise BadInput(
@@ -274,8 +275,8 @@ class _Trial:
                 raise CaptureFailed(
                     f"{self._session.host} is receiving a full copy of {self._session.name}, or"
                     " memory was plugged into the guest",
-                    hint=f"try again when vmckpt status {self._session.name} shows the standby as"
-                    " ready",
+                    hint=f"run vmckpt status {self._session.name} until it shows the standby as"
+                    " ready, then try again",
                 )
             if touched.count > memory_copy.MOST:
                 return None
