@@ -8,7 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, Done, finish, first_line, migrate, traces, until
+from tests.lab.bench import (
+    BUSY,
+    WHOLE,
+    Bench,
+    Done,
+    finish,
+    first_line,
+    migrate,
+    traces,
+    until,
+    uuid,
+)
 from vmckpt.units import parse_rate
 from vmckpt_lab import guests, host, lab, network
 
@@ -183,6 +194,30 @@ def moving(bench: Bench, names: list[str]) -> list[str]:
 
 
 @pytest.mark.long
+def test_copies_on_a_third_host_are_destroyed_but_for_the_correct_one(three: Bench) -> None:
+    three.guest("web1", **BUSY)
+    shape(three, 60)
+    running = three.start("migrate", "web1", "--to", "beta", "--mode", "precopy")
+    first_line(running, "iteration=1")
+    running.kill()
+    finish(running)
+    three.inside("alpha", "virsh", "domjobabort", "web1")
+    shape(three, None)
+    copy = three.plan.shared / "copy.xml"
+    copy.write_text(
+        f"<domain type='qemu'><name>web1</name><uuid>{uuid(three)}</uuid>"
+        "<memory unit='MiB'>32</memory><os><type arch='x86_64'>hvm</type></os></domain>"
+    )
+    three.inside("gamma", "virsh", "create", str(copy))
+    copy.unlink()
+    (found,) = three.run("recover", "--json").json
+    assert (found["outcome"], "copy of the guest on gamma" in found["truth"]) == (None, True)
+    three.follow(found["settle"], at="gamma", GUEST="web1")
+    assert [one["outcome"] for one in three.good("recover", "--json").json] == ["failed"]
+    assert on(three, "web1") == {"web1": ["alpha"]}
+
+
+@pytest.mark.long
 def test_interrupted_it_lets_arrive_what_is_on_its_way(three: Bench) -> None:
     names = [f"web{number}" for number in range(1, 5)]
     for name in names:
@@ -198,7 +233,7 @@ def test_interrupted_it_lets_arrive_what_is_on_its_way(three: Bench) -> None:
     assert moved
     assert {one["guest"] for one in done.json["left"]} == set(names) - moved
     assert {name for name, at in on(three, *names).items() if at == ["alpha"]} == set(names) - moved
-    three.good("evacuate", "alpha", "--yes")
+    three.follow(done.json["left"][0]["hint"], "--yes")
     assert all(at != ["alpha"] and len(at) == 1 for at in on(three, *names).values())
     back = three.good("repopulate", "alpha", "--yes", "--json").json
     assert {one["guest"] for one in back["moved"]} == set(names)
