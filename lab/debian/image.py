@@ -23,7 +23,7 @@ from vmckpt_lab.shell import run
 SUITE = "bookworm"
 PACKAGES = (
     "systemd-sysv", "dbus", "udev", "iproute2", "initramfs-tools", "linux-image-cloud-amd64",
-    "qemu-guest-agent", "postgresql", "postgresql-contrib",
+    "qemu-guest-agent", "postgresql", "postgresql-contrib", "openssh-server", "openssl",
 )  # fmt: skip
 TOOLS = ("debootstrap", "virt-install")
 _BRANCHES = 2

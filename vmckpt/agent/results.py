@@ -69,6 +69,8 @@ class RestoreResult:
     """Why a fork's links are down although they should be up; empty: they are as requested."""
     bases: Mapping[str, str] = field(default_factory=dict)
     """Path of the base image of each disk that is an overlay, by disk name."""
+    clock_not_set: str = ""
+    """Why the guest's clock still has the time of the snapshot; empty: it was set."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as the agent sends it."""
@@ -82,6 +84,7 @@ class RestoreResult:
             took=_seconds(told["took"]), warnings=_texts(told.get("warnings", [])),
             whole=bool(told.get("whole", True)),
             links_down=str(told.get("links_down", ""))[:TEXT],
+            clock_not_set=str(told.get("clock_not_set", ""))[:TEXT],
             bases={str(name)[:TEXT]: str(path)[:TEXT]
                    for name, path in list(dict(told.get("bases", {})).items())[:TEXTS]},
         )  # fmt: skip

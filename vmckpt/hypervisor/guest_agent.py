@@ -84,7 +84,9 @@ class GuestAgent:
         """
         return self._ask("guest-network-get-interfaces", limit, _interfaces)
 
-    def execute(self, path: str, *words: str, limit: Seconds) -> tuple[int, str]:
+    def execute(
+        self, path: str, *words: str, limit: Seconds, stdin: bytes = b""
+    ) -> tuple[int, str]:
         """Run a program in the guest. Returns its exit status and its error output.
 
         The exit status is -1 if a signal ended the program. The output is one line of at most 200
@@ -92,9 +94,10 @@ class GuestAgent:
         not exit within `limit`; the program may then still run.
         """
         give_up = time.monotonic() + limit
-        pid = self._ask(
-            "guest-exec", limit, _pid, path=path, arg=list(words), **{"capture-output": True}
-        )
+        more: dict[str, object] = {"capture-output": True}
+        if stdin:
+            more["input-data"] = base64.b64encode(stdin).decode()
+        pid = self._ask("guest-exec", limit, _pid, path=path, arg=list(words), **more)
         while time.monotonic() < give_up:
             done = self._ask("guest-exec-status", limit, _exit, pid=pid)
             if done is not None:

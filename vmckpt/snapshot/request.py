@@ -129,6 +129,8 @@ class Restored:
     """Why a fork's links are down although they should be up; empty: they are as requested."""
     bases: Mapping[str, str] = field(default_factory=dict)
     """Path of the base image of each disk that is an overlay, by disk name."""
+    clock_not_set: str = ""
+    """Why the guest's clock still has the time of the snapshot; empty: it was set."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -143,6 +145,7 @@ class Restored:
             "hook_status": self.hook,
             "whole": self.whole,
             "links_down": self.links_down,
+            "clock_not_set": self.clock_not_set,
             "bases": dict(self.bases),
             "warnings": list(self.warnings),
             "job": self.job,

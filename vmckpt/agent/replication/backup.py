@@ -9,9 +9,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from vmckpt.agent import resumed_guest
 from vmckpt.agent.replication import clock, handover, teardown, test_failover_files
 from vmckpt.agent.replication import watchdog as replication_watchdog
 from vmckpt.agent.replication.test_failover import Trials
+from vmckpt.agent.resumed_guest import Reason
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qemu_process import identity
@@ -127,7 +129,7 @@ def _run_beside(session: Session, folder: Path, requests: Requests, qemu: HeldPr
                 )
                 trials.close()
                 _settle(session, folder, monitor)
-                _set_clock(monitor, ours)
+                _tell_guest(session, monitor, ours)
                 (folder / process.OVER).touch()
                 return
     (folder / process.OVER).touch()
@@ -232,11 +234,18 @@ def _settle(session: Session, folder: Path, monitor: QmpMonitor) -> None:
             time.sleep(_AGAIN)
 
 
-def _set_clock(monitor: QmpMonitor, ours: TakeoverGranted) -> None:
-    """Set the guest's clock, which lags by the lost time plus the failover's duration."""
-    if ours.clock is not None:
-        with suppress(VmckptError):
-            clock.set_ahead(GuestAgent(monitor), ours.clock)
+def _tell_guest(session: Session, monitor: QmpMonitor, ours: TakeoverGranted) -> None:
+    """Set the guest's clock, which lags by the lost time plus the failover's duration, and run the
+    guest's hooks. Does nothing if its agent did not answer on the primary."""
+    if ours.clock is None:
+        return
+    agent = GuestAgent(monitor)
+    with suppress(VmckptError):
+        clock.set_ahead(agent, ours.clock)
+    with suppress(VmckptError):
+        why = resumed_guest.run_hooks(agent, Reason.FAILOVER, session.name)
+        if why:
+            log.warning("%s: hooks in %s: %s", session.name, resumed_guest.HOOKS, why)
 
 
 class _Answers:

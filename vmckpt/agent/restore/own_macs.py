@@ -4,12 +4,12 @@ The memory of a snapshot contains the original's addresses: QEMU and the guest c
 whatever the definition says. Only the guest can change them while it runs.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from vmckpt.agent import resumed_guest
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.definition.elements import attribute, mac_of
 from vmckpt.errors import HypervisorError
@@ -19,9 +19,6 @@ from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.model.guest import GuestInterface
 from vmckpt.units import Seconds
 
-_ANSWERS = Seconds(10.0)
-"""How long to wait for the guest agent, which was running when the snapshot was taken."""
-_TURN = Seconds(0.2)
 _EXITS = Seconds(15.0)
 _IP = ("ip", "/sbin/ip", "/usr/sbin/ip")
 
@@ -120,7 +117,7 @@ def same_addresses(order: RestoreOrder, before: MacResult) -> Iterator[str]:
 
 
 def _changed(monitor: QmpMonitor, agent: GuestAgent, changes: Sequence[Change]) -> MacResult:
-    if not _answers(agent):
+    if not resumed_guest.answers(agent):
         return MacResult(kept="its guest agent does not answer")
     interfaces = agent.interfaces()
     for change in changes:
@@ -135,15 +132,6 @@ def _changed(monitor: QmpMonitor, agent: GuestAgent, changes: Sequence[Change]) 
         if now != change.new:
             return MacResult(kept=f"network card {change.alias} still has {now}")
     return MacResult(addresses=_addresses(after))
-
-
-def _answers(agent: GuestAgent) -> bool:
-    give_up = time.monotonic() + _ANSWERS
-    while not agent.there(limit=Seconds(2.0)):
-        if time.monotonic() > give_up:
-            return False
-        time.sleep(_TURN)
-    return True
 
 
 def _change(agent: GuestAgent, change: Change, seen: Sequence[GuestInterface]) -> str | None:

@@ -11,12 +11,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vmckpt.agent import resumed_guest
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import backing_chain, own_macs
 from vmckpt.agent.restore.files import Images, SmallFiles
 from vmckpt.agent.restore.own_macs import MacResult
 from vmckpt.agent.results import RestoreResult
+from vmckpt.agent.resumed_guest import Reason, Resumed
 from vmckpt.agent.snapshot import parent_state, spool
 from vmckpt.capture.qemu_stream import save_image
 from vmckpt.capture.qemu_stream.header import parse_head
@@ -33,6 +35,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hypervisor import connection, domains, qmp
+from vmckpt.hypervisor.guest_agent import CHANNEL, GuestAgent
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.store import repository, tiered_reader
 from vmckpt.store.assemble import Assembly, Piece, Source
@@ -354,16 +357,17 @@ def restore(
                     parent_state.went_back(order.state, order.guest, order.snapshot)
             # From here on the guest is restored, even if the controller disappears.
             ended = time.monotonic()
-            links = _Links()
+            follows = _Followed()
             if order.xml is not None:
-                links = _follow(order, private.facts.domain_xml, channel)
-                warnings += links.warnings
+                follows = _follow(order, private, channel)
+                warnings += follows.warnings
             warnings += tiered_reader.warnings(reader, store)
         finally:
             shutil.rmtree(order.folder, ignore_errors=True)
     return RestoreResult(
         disks=Seconds(written - began), memory=Seconds(ended - written),
-        took=Seconds(ended - began), warnings=warnings, links_down=links.down, bases=bases,
+        took=Seconds(ended - began), warnings=warnings, links_down=follows.links_down,
+        bases=bases, clock_not_set=follows.clock,
     ).as_json()  # fmt: skip
 
 
@@ -372,16 +376,45 @@ def _empty(order: RestoreOrder) -> list[str]:
     return [name for name, path in order.images.items() if not Path(path).exists()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Links:
-    """The links of a guest's network cards after a restore."""
+def _tell_guest(order: RestoreOrder, private: Private) -> Resumed:
+    """Set the guest's clock and run its hooks, unless it is paused."""
+    if order.paused:
+        return Resumed(clock="the guest is paused")
+    if CHANNEL not in private.facts.domain_xml:
+        return Resumed(clock="the guest has no guest agent")
+    if not private.facts.agent:
+        return Resumed(clock="its guest agent did not answer when the snapshot was taken")
+    reason = Reason.RESTORE if order.follows else Reason.FORK
+    try:
+        with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
+            return resumed_guest.tell(GuestAgent(monitor), reason, monitor.name)
+    except HypervisorError as exc:
+        return Resumed(clock=exc.message, hooks=exc.message)
 
-    down: str = ""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Followed:
+    """The result of the steps that follow the start of a guest."""
+
+    links_down: str = ""
     """Why the links are not up although the controller wanted them up; empty: as requested."""
+    clock: str = ""
+    """Why the guest's clock was not set; empty: it was set."""
     warnings: tuple[str, ...] = ()
 
 
-def _follow(order: RestoreOrder, original: str, channel: ControllerChannel) -> _Links:
+def _follow(order: RestoreOrder, private: Private, channel: ControllerChannel) -> _Followed:
+    """Set the guest's clock, run its hooks, and then connect it."""
+    told = _tell_guest(order, private)
+    done = _connect(order, private.facts.domain_xml, channel)
+    warnings = done.warnings
+    if told.hooks:
+        why = f"the hooks in {resumed_guest.HOOKS} of the guest may have had no effect"
+        warnings = (f"{why}: {told.hooks}", *warnings)
+    return replace(done, clock=told.clock, warnings=warnings)
+
+
+def _connect(order: RestoreOrder, original: str, channel: ControllerChannel) -> _Followed:
     """Give a fork its own MACs, let the controller run its --on-restore command, set links up.
 
     `original`: the definition in the snapshot.
@@ -392,14 +425,14 @@ def _follow(order: RestoreOrder, original: str, channel: ControllerChannel) -> _
         told = channel.request("started")
         up = order.links_down and isinstance(told, dict) and bool(told.get("links_up"))
         if up and kept:
-            return _Links(down=kept[0])
+            return _Followed(links_down=kept[0])
         # Before the links come up: the warning must not be too late.
         same = tuple(own_macs.same_addresses(order, macs))
         if up:
             with QmpMonitor(order.guest, host=order.host, uri=order.uri) as there:
                 domains.up(there)
-        return _Links(warnings=(*kept, *same))
+        return _Followed(warnings=(*kept, *same))
     except HypervisorError as exc:
-        return _Links(down=f"the links of the guest's network cards are still down: {exc}")
+        return _Followed(links_down=f"the links of the guest's network cards are still down: {exc}")
     except VmckptError:
-        return _Links(warnings=kept)  # the controller is gone, or has no actions to run
+        return _Followed(warnings=kept)  # the controller is gone, or has no actions to run

@@ -158,6 +158,11 @@ def _show(done: "Restored", *, paused: bool) -> None:
         f"{done.guest} {how} on {done.host}: disks written in {show_seconds(done.disks)},"
         f" memory loaded in {show_seconds(done.memory)}"
     )
+    if done.clock_not_set and not paused:
+        output.out.print(
+            "its clock has the time of the snapshot until NTP or an administrator sets it:"
+            f" {done.clock_not_set}"
+        )
     if not done.whole:
         output.say(
             f"{done.guest}'s memory and disks are being copied in the background; to watch, run"

@@ -421,7 +421,7 @@ class _Restoring:
             memory=done.memory, took=done.took, images=plan.images,
             warnings=(*warnings, *done.warnings), job=self._recorder.id, hook=self._hook,
             whole=done.whole, runs=order.xml is not None, links_down=done.links_down,
-            bases=done.bases,
+            bases=done.bases, clock_not_set=done.clock_not_set,
         )  # fmt: skip
 
     def defined(self, plan: _Plan, restored: Restored) -> _Plan:

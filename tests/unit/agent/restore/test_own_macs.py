@@ -12,6 +12,7 @@ import libvirt_qemu
 import pytest
 
 from tests.support.restore_orders import order as an_order
+from vmckpt.agent import resumed_guest
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.restore import own_macs
 from vmckpt.agent.restore.own_macs import Change, MacResult
@@ -110,7 +111,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RestoreOrder:
     ):  # fmt: skip
         monkeypatch.setattr(Guest, name, value)
     monkeypatch.setattr(own_macs, "QmpMonitor", Guest)
-    monkeypatch.setattr(own_macs, "_ANSWERS", Seconds(0.0))
+    monkeypatch.setattr(resumed_guest, "_ANSWERS", Seconds(0.0))
     monkeypatch.setattr(
         libvirt_qemu, "qemuAgentCommand",
         lambda guest, text, *_: json.dumps({"return": guest.command(text)}),
