@@ -23,7 +23,7 @@
      +-- PostcopyPaused           22   the guest waits on the target for the rest of its memory
      +-- Blocked                  21   preflight found blockers; nothing was changed
      +-- GuardRolledBack          23   a guarded command failed; the guest is as it was before
-     +-- HookFailed               24   a command of a restore or of rolling maintenance failed
+     +-- HookFailed               24   a command of a restore, a fork or rolling maintenance failed
      +-- FencingFailed            25   a host may be on; its guest was not started elsewhere
      +-- GuestsRemaining          26   not all guests of a host could be moved
      +-- TwoCopies                27   two hosts run the guest, or another host holds its lease
@@ -216,7 +216,7 @@ class GuardRolledBack(VmckptError):
 
 
 class HookFailed(VmckptError):
-    """A command run after a restore, or during rolling maintenance, failed."""
+    """A command run after a restore, for forks, or during rolling maintenance, failed."""
 
     exit_code = 24
 

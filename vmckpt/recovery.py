@@ -71,6 +71,7 @@ HANDLERS: Mapping[str, Handler] = {
     "guard": _settle_snapshot,
     "prepare": _settle_snapshot,
     "proof": _settle_snapshot,
+    "fork": _settle_snapshot,
     "protect": _settle_protection,
     "run": _settle_snapshot,
     "evacuate": _settle_evacuation,

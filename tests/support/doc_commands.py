@@ -30,7 +30,7 @@ _LISTS_ONLY = ROOT / "tests/tui/action_lists"
 _BY = {
     "taken": "snapshot create web1", "stock": "snapshot", "migrate": "migrate web1 --to",
     "serving": "snapshot open", "standby": "protect --to --interval --failover --ttl",
-    "listening": "vmckpt dashboard --serve",
+    "listening": "vmckpt dashboard --serve", "forked": "fork",
 }  # fmt: skip
 """What functions of tests put before their arguments."""
 _GROUPS = {"snapshot": 2, "policy": 2, "maintenance": 2, "lab": 2, "audit": 2}

@@ -21,8 +21,8 @@ else:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
 address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-print(address, flush=True)
 zeros = open("/dev/zero", "rb", buffering=0)
+print(address, flush=True)
 library = ctypes.CDLL(None, use_errno=True)
 library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + 3 * [ctypes.c_int] + [ctypes.c_long]
 library.mmap.restype = ctypes.c_void_p

@@ -17,6 +17,8 @@ HOOKS = "/etc/vmckpt/resumed.d"
 _ANSWERS = Seconds(10.0)
 """How long to wait for a guest agent that was running in the earlier state."""
 _TURN = Seconds(0.2)
+_SETS = Seconds(15.0)
+"""Time limit for setting the clock; the guest agent also sets the hardware clock (hwclock)."""
 _EXIT = Seconds(60.0)
 """Time limit for all hooks together."""
 _SEED = 64
@@ -63,7 +65,7 @@ def tell(agent: GuestAgent, reason: Reason, guest: str) -> Resumed:
         return Resumed(clock=why, hooks=why)
     clock = ""
     try:
-        agent.set_time(Seconds(time.time()))
+        agent.set_time(Seconds(time.time()), limit=_SETS)
     except HypervisorError as exc:
         clock = exc.message
     return Resumed(clock=clock, hooks=run_hooks(agent, reason, guest))

@@ -36,6 +36,7 @@ MODULES = (
     "vmckpt.agent.main",
     "vmckpt.agent.snapshot.create",
     "vmckpt.agent.restore.files",
+    "vmckpt.agent.restore.family",
     "vmckpt.agent.restore.keeper_guard",
     "vmckpt.agent.restore.lazy",
     "vmckpt.agent.snapshot.transfer_parent_state",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from vmckpt.app import fleet, permission, snapshot_restore, snapshots, stores
 from vmckpt.app.controller import Controller
-from vmckpt.errors import BadInput, Cancelled, KeyRefused, VmckptError
+from vmckpt.errors import BadInput, Cancelled, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.cancel_requests import answered
@@ -24,8 +24,6 @@ from vmckpt.snapshot.request import Restored, RestoreRequest, Step, Taken, TakeR
 from vmckpt.snapshot.restore import domain_xml, restore
 from vmckpt.snapshot.restore.restore import Opened
 from vmckpt.store.backend.factory import backend_of
-from vmckpt.store.keys.identity import public_of
-from vmckpt.store.keys.keyring import Keyring
 from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
@@ -45,7 +43,7 @@ async def guard(
     inventory, caller = controller.inventory, controller.caller
     permission.require(inventory, "guard", guest=request.guest)
     place = inventory.store(store)
-    await asyncio.to_thread(_can_open, stores.keyring(), identity)
+    await asyncio.to_thread(stores.require_key, identity)
     known = await fleet.guests(inventory)
     host = fleet.host_of(inventory, request.guest, known)
     paused = any(
@@ -76,22 +74,6 @@ async def guard(
             return await work.run()
     finally:
         await asyncio.to_thread(recorder.close)
-
-
-def _can_open(keys: Keyring, identity: Identity | None) -> None:
-    """Check that `identity` could open a snapshot taken now. Raises KeyRefused."""
-    if not keys.encrypts:
-        return
-    if identity is None:
-        raise KeyRefused(
-            "snapshots are encrypted and cannot be restored without a key; nothing was done",
-            hint="provide an identity with --identity or VMCKPT_IDENTITY",
-        )
-    if public_of(identity()) not in {one.key for one in keys.admins()}:
-        raise KeyRefused(
-            "snapshots are not encrypted for this identity; nothing was done",
-            hint="run vmckpt snapshot keys list to see which keys open snapshots",
-        )
 
 
 async def _way_is_open(

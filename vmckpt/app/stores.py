@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from vmckpt.app import permission
+from vmckpt.errors import KeyRefused
 from vmckpt.inventory import Inventory
 from vmckpt.journal import location
 from vmckpt.model.disk import StorePlace
@@ -12,6 +13,7 @@ from vmckpt.snapshot.catalog import Identity
 from vmckpt.store import repository
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.keys import identity
+from vmckpt.store.keys.identity import public_of
 from vmckpt.store.keys.keyring import FOLDER, Keyring
 from vmckpt.store.repository import Store
 
@@ -40,6 +42,23 @@ def init(inventory: Inventory, name: str | None) -> str:
     permission.require(inventory, "snapshot init")
     store = Store.create(backend_of(inventory.store(name).url))
     return store.backend.where
+
+
+def require_key(identity: Identity | None) -> None:
+    """Check that `identity` could open a snapshot that is taken now. Raises KeyRefused."""
+    keys = keyring()
+    if not keys.encrypts:
+        return
+    if identity is None:
+        raise KeyRefused(
+            "snapshots are encrypted and cannot be restored without a key; nothing was done",
+            hint="provide an identity with --identity or VMCKPT_IDENTITY",
+        )
+    if public_of(identity()) not in {one.key for one in keys.admins()}:
+        raise KeyRefused(
+            "snapshots are not encrypted for this identity; nothing was done",
+            hint="run vmckpt snapshot keys list to see which keys open snapshots",
+        )
 
 
 def load_identity(path: Path, passphrase: identity.Passphrase | None) -> Identity:

@@ -49,6 +49,7 @@ COMMANDS = {
     "notify": Place("notify", "app", "Send a test alert to every receiver in the inventory."),
     "schema": Place("docs", "schema_app", "Print the JSON Schema of a command's --json output."),
     "snapshot": Place("snapshot.app", "app", "Take, verify, restore and manage snapshots."),
+    "fork": Place("fork", "app", "Start and manage families of forks of a guest."),
     "protect": Place("protect", "app", "Keep a standby of a running guest on another host."),
     "unprotect": Place(
         "protect", "unprotect_app", "End a guest's protection; the guest keeps running."

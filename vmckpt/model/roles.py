@@ -33,6 +33,10 @@ NEEDS: Mapping[str, Role] = MappingProxyType({
     "failover --end-test": Role.MOVE,
     "failover --planned": Role.MOVE,
     "failover --test": Role.MOVE,
+    "fork create": Role.MOVE,
+    "fork drop": Role.DESTROY,
+    "fork keep": Role.MOVE,
+    "fork tree": Role.VIEW,
     "guard": Role.DESTROY,  # restores the guest if the command fails
     "guests": Role.VIEW,
     "hosts": Role.VIEW,
@@ -102,10 +106,13 @@ NO_JOB = frozenset(
     name
     for name, role in NEEDS.items()
     if role is not Role.VIEW
-    and name.startswith("snapshot ")
-    and not name.startswith(("snapshot create", "snapshot restore", "snapshot verify --boot"))
-)
-"""Commands that act on stores and keys, and are no jobs: the audit trail records their start."""
+    and name.startswith(("snapshot ", "fork "))
+    and not name.startswith((
+        "snapshot create", "snapshot restore", "snapshot verify --boot", "fork create"
+    ))
+)  # fmt: skip
+"""Commands that are no jobs, such as those that act on stores and keys: the audit trail records
+their start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Recover orphaned operations: snapshots, guards, boot tests, the scheduler."""
+"""Recover orphaned operations: snapshots, guards, boot tests, forks, the scheduler."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,6 +18,7 @@ from vmckpt.policy.model import Policy
 from vmckpt.snapshot import prepare
 from vmckpt.snapshot.guard_rules import way_back
 from vmckpt.snapshot.request import Step
+from vmckpt.units import show_count
 
 _NEVER = Settled(truth="the operation had not started", outcome=Outcome.FAILED)
 
@@ -221,6 +222,35 @@ async def settle_proof(case: OrphanedJob, policies: Sequence[Policy]) -> Settled
     return case.ended(told)
 
 
+async def settle_fork(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
+    """End an orphaned start of forks; see recovery.Handler. Forks that are running are kept."""
+    del policies
+    begun = case.step(Step.FORK)
+    told = _NEVER
+    if begun is not None:
+        from vmckpt.snapshot import forks  # noqa: PLC0415 - see settle_proof
+
+        family = str(begun.intent["family"])
+        found = [one for one in await forks.families(case.host) if one.id == family]
+        runs = sum(fork.runs for one in found for fork in one.forks)
+        told = fork_verdict(family, runs, len(begun.intent["guests"]))
+    return case.ended(told)
+
+
+def fork_verdict(family: str, runs: int, ordered: int) -> Settled:
+    """Return the result of an orphaned start of forks. Pure.
+
+    `family`: ID of the family; `runs`: number of its forks that are running, of the `ordered`.
+    """
+    if not runs:
+        return Settled(truth="no fork is running", outcome=Outcome.FAILED)
+    return Settled(
+        truth=f"{runs} of {show_count(ordered, 'fork')} are running",
+        outcome=Outcome.COMPLETED,
+        did=(f"keep the forks; to drop them, run vmckpt fork drop --family {family}",),
+    )
+
+
 async def settle_service(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """Recover an orphaned scheduler; see recovery.Handler.
 
@@ -239,6 +269,7 @@ BY_KIND: Mapping[str, Callable[[OrphanedJob, Sequence[Policy]], Awaitable[Settle
     "guard": settle_guard,
     "prepare": prepare.settle,
     "proof": settle_proof,
+    "fork": settle_fork,
     "run": settle_service,
 }
 """The handler of each kind of snapshot operation."""

@@ -179,6 +179,8 @@ class Step(StrEnum):
     """Run a risky command; {"snapshot", "store", "command"}."""
     PROOF = "proof"
     """Restore a fork for a boot test; {"snapshot", "fork", "images"}."""
+    FORK = "fork"
+    """Start a family of forks; {"family", "snapshot", "store", "guests"}: UUIDs of the forks."""
     CARDS = "cards"
     """Replace network cards of a running guest; {"cards"}: their MAC addresses."""
 

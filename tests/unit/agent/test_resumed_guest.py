@@ -26,7 +26,7 @@ class Agent:
     def there(self, *, limit: float) -> bool:
         return not self.silent
 
-    def set_time(self, to: float) -> None:
+    def set_time(self, to: float, *, limit: float) -> None:
         if "time" in self.refuses:
             raise HypervisorError("alpha: guest-set-time is disabled", host="alpha")
         self.clock = to

@@ -48,8 +48,10 @@ def wrong(words: list[str]) -> str | None:
     context = command.make_context("vmckpt", [], resilient_parsing=True)
     names = command.list_commands(context)
     if words[0] not in names:  # "vmckpt that made it", but no "vmckpt snapshots"
-        meant = difflib.get_close_matches(words[0], names, 1, 0.8)
+        meant = difflib.get_close_matches(words[0], names, 1, 0.87)
         return f"no command {words[0]}, but {meant[0]}" if meant else None
+    if words[0] == "fork" and words[1:2] not in (["create"], ["tree"], ["drop"], ["keep"]):
+        words = ["fork", "create", *words[1:]]  # create may be omitted
     while (
         words and hasattr(command, "list_commands") and words[0] in command.list_commands(context)
     ):

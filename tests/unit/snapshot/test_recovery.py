@@ -1,5 +1,6 @@
 """What is true of snapshots, restores and guards that nobody attends."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from tests.support.following import take
 from tests.support.interrupted_restores import FakeMonitor, order, swap
+from vmckpt import inventory, recovery
 from vmckpt.agent import client
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.agent.restore import undo_restore
@@ -17,8 +19,9 @@ from vmckpt.cli import app
 from vmckpt.journal import controller_identity
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
+from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
-from vmckpt.snapshot.recovery import came_back, came_in, guard_verdict
+from vmckpt.snapshot.recovery import came_back, came_in, fork_verdict, guard_verdict
 from vmckpt.snapshot.request import Step
 
 __all__ = ["order"]
@@ -42,6 +45,40 @@ def test_a_guard_without_a_controller_says_the_way_back() -> None:
 )
 def test_recovery_says_what_became_of_the_hook(hook: str | None, ran: bool, truth: str) -> None:
     assert came_back(LeftoverDecision.ARRIVED, hook=hook, ran=ran).truth == truth
+
+
+def test_forks_without_a_controller_are_kept_if_they_run() -> None:
+    told = fork_verdict("fam-1", 3, 16)
+    assert (told.truth, told.outcome) == ("3 of 16 forks are running", Outcome.COMPLETED)
+    assert "run vmckpt fork drop --family fam-1" in told.did[0]
+    assert fork_verdict("fam-1", 0, 16).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(("begun", "outcome"), [(True, "completed"), (False, "failed")])
+async def test_the_host_is_asked_for_the_forks_of_an_orphaned_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool, outcome: str
+) -> None:
+    family = {"family": "fam-1", "template": "web1", "snapshot": "s-1", "store": "near"}
+    child = {"guest": "u-1", "name": "a", "runs": True, "memory_bytes": 0, "disk_bytes": 0}
+
+    async def run_order(_: object, order: Mapping[str, Any], *__: object) -> dict[str, Any]:
+        assert order["do"] == "families"
+        return {"families": [{**family, "children": [child]}]}
+
+    monkeypatch.setattr(client, "run_order", run_order)
+    (tmp_path / "hosts.yaml").write_text("hosts: {alpha: {uri: 'test:///default'}}\n")
+    monkeypatch.setenv("VMCKPT_STATE", str(tmp_path / "state"))
+    gone = replace(controller_identity.this_process(), started=1)
+    with Journal() as journal:
+        new = NewOperation(kind="fork", guest="web1", source="alpha")
+        id_ = journal.begin(new, controller=gone)
+        if begun:
+            intent = {**family, "guests": ["u-1", "u-2"]}
+            journal.intend(id_, Step.FORK, intent, None, by=gone)
+        known = inventory.load(tmp_path / "hosts.yaml")
+        caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
+        await recovery.recover_job(known, (), caller, id_)
+        assert journal.operation(id_).outcome == outcome
 
 
 def test_a_lazy_restore_is_watched_until_its_disks_are_whole() -> None:

@@ -139,11 +139,15 @@ class LazyServerClient:
         raise VmckptError(f"{self._host}: the server of a lazy restore exited before it was ready")
 
     def attach(self, memory: ServedMemory) -> None:
-        """Let the server serve missing pages from now on.
+        """See lazy_memory.PageServerClient."""
+        self.attach_as(memory.as_json())
+
+    def attach_as(self, about: Mapping[str, Any]) -> None:
+        """Let the server serve missing pages from now on. `about`: what its `serve` expects.
 
         Raises VmckptError or an error that the server reports.
         """
-        self._say({"answer": memory.as_json()})
+        self._say({"answer": about})
         for told in self._hear():
             if told.get("ask") == "attached":
                 return

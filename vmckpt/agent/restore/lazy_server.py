@@ -17,14 +17,14 @@ from typing import Any
 
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel
-from vmckpt.agent.restore import keeper_guard, restore
+from vmckpt.agent.restore import keeper_guard, pins, restore
 from vmckpt.agent.restore.page_server import FirstPages, PageServer, ServedMemory
 from vmckpt.agent.snapshot import spool
 from vmckpt.capture.disks import lazy_overlay
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.capture.nbd.server import Server
 from vmckpt.capture.nbd.session import Export
-from vmckpt.errors import BadInput, Cancelled, GuestLocked, HypervisorError, StoreError
+from vmckpt.errors import BadInput, Cancelled, GuestLocked, HypervisorError
 from vmckpt.hypervisor import block, connection, qemu_user
 from vmckpt.hypervisor.qemu_process import identity, userfaultfd
 from vmckpt.hypervisor.qmp import QmpMonitor
@@ -36,9 +36,6 @@ from vmckpt.units import Seconds
 from vmckpt.util import atomic_file, host_directories
 
 _ORDER, _MEMORY = "order.json", "memory.json"
-_COMES = "still needs data from this snapshot on"
-_COMES_DISKS, _COMES_OLD = "still reads its disks from this snapshot on", "come in from it on"
-"""The words of pins that earlier versions stored."""
 _TURN = Seconds(0.2)
 _AGAIN = Seconds(2.0)
 _ARRIVES = Seconds(20.0)
@@ -190,39 +187,26 @@ def _exports(private: Private, reader: Source) -> dict[str, Export]:
 
 
 def _pin(store: Store, order: RestoreOrder) -> None:
-    """Pin the snapshot so that it is not deleted while its memory and disks are served.
-
-    A pin for another reason is left alone; servers of other guests add their own reasons.
-    """
-    known = store.pin_reason(order.snapshot)
-    if known is None:
-        store.pin(order.snapshot, _why(order))
-    elif any(one in known for one in (_COMES, _COMES_DISKS, _COMES_OLD)) and not (
-        _whys(order) & set(known.split("; "))
-    ):
-        store.pin(order.snapshot, f"{known}; {_why(order)}")
+    """Pin the snapshot while its memory and disks are served."""
+    pins.pin(store, order.snapshot, _why(order), _whys(order))
 
 
 def _why(order: RestoreOrder) -> str:
-    return f"guest {order.guest} {_COMES} {order.host}"
+    return f"guest {order.guest} {pins.READS} {order.host}"
 
 
 def _whys(order: RestoreOrder) -> set[str]:
     """Return the reason that `_pin` stores, and the reasons that earlier versions stored."""
     return {
         _why(order),
-        f"guest {order.guest} {_COMES_DISKS} {order.host}",
-        f"the disks of {order.guest} {_COMES_OLD} {order.host}",
+        f"guest {order.guest} {pins.READS_DISKS} {order.host}",
+        f"the disks of {order.guest} {pins.READS_OLD} {order.host}",
     }
 
 
 def _end(folder: Path, store: Store, order: RestoreOrder) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(StoreError):
-        known = (store.pin_reason(order.snapshot) or "").split("; ")
-        rest = [one for one in known if one not in _whys(order)]
-        if len(rest) < len(known):
-            store.pin(order.snapshot, "; ".join(rest)) if rest else store.unpin(order.snapshot)
+    pins.unpin(store, order.snapshot, _whys(order))
 
 
 class _Keeper:

@@ -376,8 +376,8 @@ def _empty(order: RestoreOrder) -> list[str]:
     return [name for name, path in order.images.items() if not Path(path).exists()]
 
 
-def _tell_guest(order: RestoreOrder, private: Private) -> Resumed:
-    """Set the guest's clock and run its hooks, unless it is paused."""
+def tell_guest(order: RestoreOrder, private: Private) -> Resumed:
+    """Set the clock of a restored guest and run its hooks, unless it is paused."""
     if order.paused:
         return Resumed(clock="the guest is paused")
     if CHANNEL not in private.facts.domain_xml:
@@ -405,7 +405,7 @@ class _Followed:
 
 def _follow(order: RestoreOrder, private: Private, channel: ControllerChannel) -> _Followed:
     """Set the guest's clock, run its hooks, and then connect it."""
-    told = _tell_guest(order, private)
+    told = tell_guest(order, private)
     done = _connect(order, private.facts.domain_xml, channel)
     warnings = done.warnings
     if told.hooks:

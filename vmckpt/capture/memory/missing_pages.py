@@ -75,6 +75,11 @@ class MissingPages:
         for one in self.ranges:
             self._ask(_WAKE, bytearray(struct.pack("=QQ", one.start, one.size)))
 
+    @property
+    def descriptor(self) -> int:
+        """The userfaultfd: it can be read when an access waits."""
+        return self._descriptor
+
     def faults(self, within: float) -> list[int]:
         """Wait for faults, at most `within` seconds. Returns the addresses of the pages.
 

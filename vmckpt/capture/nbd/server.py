@@ -31,14 +31,16 @@ class Server:
     OSError or VmckptError, the client gets an I/O error.
     """
 
-    def __init__(self, exports: Mapping[str, Export], place: Unix) -> None:
-        """Listen, and serve in threads.
+    def __init__(
+        self, exports: Mapping[str, Export], place: Unix, *, most: int = MOST_CLIENTS
+    ) -> None:
+        """Listen, and serve up to `most` clients in threads.
 
         Raises BadInput if the server cannot listen at `place`, and ValueError without exports.
         """
         if not exports:
             raise ValueError("no exports to serve")
-        self._exports = {"": next(iter(exports.values())), **exports}
+        self._exports, self._most = {"": next(iter(exports.values())), **exports}, most
         self._socket, self.place = _listen(place), place
         self._sessions: dict[Session, threading.Thread] = {}
         self._lock = threading.Lock()
@@ -83,8 +85,8 @@ class Server:
                 connected, _ = self._socket.accept()
             except OSError:
                 return
-            if self.clients >= MOST_CLIENTS:
-                log.warning("%s: more than %d clients; client rejected", self.place, MOST_CLIENTS)
+            if self.clients >= self._most:
+                log.warning("%s: more than %d clients; client rejected", self.place, self._most)
                 connected.close()
                 continue
             session = Session(NbdSocket(connected), self._exports)

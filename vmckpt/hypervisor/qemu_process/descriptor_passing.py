@@ -18,9 +18,10 @@ from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 _CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 _HEADER = struct.Struct("=QII")  # of a control message: length, level, type
 _CREDENTIALS = struct.Struct("=III")  # process, user, group
-_NAME, _BYTE, _CONTROL, _MESSAGE = 0, 256, 320, 384
-"""Offsets in the scratch memory: the socket's address, the byte of data, its vector and the
-control message, the message's description."""
+_BACKLOG = 64
+_BYTE, _CONTROL, _MESSAGE = 256, 320, 384
+"""Offsets in the scratch memory: the byte of data and its vector, the control message, and the
+message's description."""
 _VECTOR = _BYTE + 16
 
 
@@ -32,7 +33,7 @@ class Handover:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._name = b"\0vmckpt-" + secrets.token_hex(16).encode()
         self._listener.bind(self._name)
-        self._listener.listen(1)
+        self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
 
     def close(self) -> None:
@@ -55,15 +56,14 @@ class Handover:
             stopped.syscall("close", line)
 
     def _send(self) -> None:
-        """Send the descriptor, if the peer is the process. Raises OSError."""
-        line, _ = self._listener.accept()
-        with line:
-            raw = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(raw)[0] != self._process.pid:
-                raise PermissionError(
-                    errno.EPERM, "a process other than QEMU has connected to vmckpt's socket"
-                )
-            socket.send_fds(line, [b"\0"], [self._descriptor])
+        """Send the descriptor to the process, but to no other peer. Raises OSError."""
+        while True:
+            line, _ = self._listener.accept()
+            with line:
+                raw = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                if _CREDENTIALS.unpack(raw)[0] == self._process.pid:
+                    socket.send_fds(line, [b"\0"], [self._descriptor])
+                    return
 
     def _received(self, stopped: Stopped, line: int) -> int:
         at = stopped.scratch

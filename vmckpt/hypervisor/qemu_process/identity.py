@@ -254,10 +254,10 @@ def _strays(guest: str, but: set[int]) -> list[int]:
     """Return the IDs of processes other than `but` that may run the guest. Raises QemuUnclear."""
     mark, trusted = b"\0-uuid\0" + guest.encode() + b"\0", _trusted()
     found = []
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        pid = int(command.parent.name)
+    # Not glob: it fails if a process ends while it looks for the process's file.
+    for pid in (int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()):
         try:
-            if pid in but or mark not in command.read_bytes():
+            if pid in but or mark not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 continue
             # The user is checked first: the other files of an imitation may be unreadable.
             if _users(pid) <= trusted and is_stray(_seen(pid, set()), guest, trusted):

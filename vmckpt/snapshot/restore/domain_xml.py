@@ -72,6 +72,12 @@ def cards(xml: str) -> int:
     return len(domain_xml.tree(xml, "domain").findall("devices/interface"))
 
 
+def macs(xml: str) -> frozenset[str]:
+    """Return the MAC addresses of a guest's network cards. Raises ValueError."""
+    found = domain_xml.tree(xml, "domain").findall("devices/interface/mac[@address]")
+    return frozenset(one.get("address", "") for one in found)
+
+
 def bases(xml: str) -> dict[str, tuple[str, str]]:
     """Return path and format of the base image of each disk that has one. Raises ValueError."""
     found = {}

@@ -161,12 +161,18 @@ async def rehearse(host: Host, opened: Opened, request: RestoreRequest) -> tuple
         return await preflight.checked(hypervisor, opened.public, opened.private)
 
 
-def planned(opened: Opened, request: RestoreRequest) -> _Plan:
-    """Return the definition and images of the restored guest. Raises BadInput."""
+def planned(opened: Opened, request: RestoreRequest, *, overlays: bool = False) -> _Plan:
+    """Return the definition and images of the restored guest. Raises BadInput.
+
+    `overlays`: the disks become qcow2 overlays, whatever their format is in the snapshot.
+    """
     facts, public = opened.private.facts, opened.public
     memory = public.contents is Contents.MEMORY
     try:
-        images = {one.target: _image(facts.domain_xml, one.target, request) for one in facts.disks}
+        images = {
+            one.target: _image(facts.domain_xml, one.target, request, overlays=overlays)
+            for one in facts.disks
+        }
         if request.fork is None:
             xml = domain_xml.xml_for_replace(facts.domain_xml, images)
             images |= firmware.places(opened.private.files, xml, public.guest_uuid)
@@ -222,13 +228,14 @@ def _require_own_macs(xml: str, request: RestoreRequest) -> None:
     )
 
 
-def _image(xml: str, target: str, request: RestoreRequest) -> str:
+def _image(xml: str, target: str, request: RestoreRequest, *, overlays: bool) -> str:
     """Return the path for a disk's image: its original path, or a path with the fork's name."""
     path = PurePosixPath(domain_xml.image_of(xml, target))
     if request.fork is None:
         return str(path)
     folder = PurePosixPath(request.folder) if request.folder else path.parent
-    return str(folder / f"{request.fork}-{target}{path.suffix}")
+    suffix = ".qcow2" if overlays else path.suffix
+    return str(folder / f"{request.fork}-{target}{suffix}")
 
 
 def _new_mac() -> str:

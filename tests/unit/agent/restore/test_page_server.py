@@ -5,52 +5,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.support.template_store import EXPECTED, PAGES, Store, content
 from tests.support.written_process import WrittenProcess
 from vmckpt.agent.restore import page_server
 from vmckpt.agent.restore.page_server import FirstPages, PageServer, ServedMemory, fill_order
 from vmckpt.capture.memory.missing_pages import MissingPages
-from vmckpt.errors import StoreError
 from vmckpt.hypervisor.qemu_process import userfaultfd
-from vmckpt.store.assemble import Assembly
-from vmckpt.store.format.chunk_map import SLOTS, ZERO, Kind
 from vmckpt.units import Seconds
-
-PAGES = 256
-ZEROS = {*range(10, 20), *range(192, 256)}
-"""Pages of the snapshot that are zeros: some in a group, and a whole group."""
-EXPECTED = [0 if page in ZEROS else page + 1 & 0xFF for page in range(PAGES)]
-
-
-class Store:
-    """Chunks, and whether the store returns them."""
-
-    def __init__(self) -> None:
-        self.answers = threading.Event()
-        self.answers.set()
-        self.read_chunks: list[int] = []
-
-    def read(self, digest: bytes) -> bytes:
-        if not self.answers.is_set():
-            raise StoreError("near: no answer")
-        number = digest[0]
-        self.read_chunks.append(number)
-        pages = [
-            bytes([page + 1 & 0xFF]) * 4096 for page in range(number * SLOTS, (number + 1) * SLOTS)
-        ]
-        return b"".join(pages)
-
-    def expect(self, digests: list[bytes]) -> None:
-        pass
-
-
-def content(store: Store) -> Assembly:
-    numbers = np.arange(PAGES, dtype=np.uint32)
-    numbers[sorted(ZEROS)] = ZERO
-    chunks = [bytes([number]) * 32 for number in range(PAGES // SLOTS)]
-    return Assembly(Kind.RAM, PAGES * 4096, numbers, chunks, store)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def past(**extra: Any) -> ParentState:
         (past(copy=None), set(), None, "writes were not tracked since"),
         (past(copy=7), set(), 7, ""),
         (past(copy=7), {b"disk"}, 7, ""),
-        (past(copy=7), {b"c"}, None, "the store no longer has all memory"),
+        (past(copy=7), {b"c"}, None, "the store lacks chunks of the previous snapshot's memory"),
     ],
 )
 def test_unchanged_pages_are_kept_only_while_the_store_has_them(

@@ -258,3 +258,16 @@ def test_without_a_free_file_descriptor_nothing_has_ended(
     monkeypatch.setattr(os, "pidfd_open", full)
     with pytest.raises(QemuUnclear, match="Too many open files"):
         identity.hold(GUEST)
+
+
+def test_a_process_that_ends_during_the_search_is_no_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at its files fails, as between the listing of /proc and the look."""
+    stat, ended = Path.stat, Path(f"/proc/{os.getpid()}/cmdline")
+
+    def gone(self: Path, **more: bool) -> os.stat_result:
+        if self == ended:
+            raise ProcessLookupError(errno.ESRCH, "No such process", str(self))
+        return stat(self, **more)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    assert identity.hold("00000000-0000-0000-0000-00000000dead") is None
