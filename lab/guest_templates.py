@@ -73,7 +73,11 @@ def _opened(template: Path) -> FileIO | None:
 
 
 def generalised(xml: str) -> str:
-    """Return the definition of a guest's template. It is the same for all guests that fit. Pure."""
+    """Return the definition of the template for a guest. Pure.
+
+    It is equal for all guests that differ only in their name, MAC addresses, paths, image format
+    and private settings.
+    """
     root = ElementTree.fromstring(xml)
     _element(root, "name").text = _NAME
     line = _element(root, "os/cmdline")

@@ -5,6 +5,7 @@ from typing import Any
 
 from vmckpt.protection import status
 from vmckpt.protection.status import Look
+from vmckpt.replication.status import Phase
 from vmckpt.units import show_seconds
 from vmckpt_tui.actions import Action, Answers, Field, Scene, Where, Words
 
@@ -39,12 +40,22 @@ def _trial(scene: Scene) -> Mapping[str, Any] | None:
 
 def _cost_of_failover(scene: Scene, _: Answers) -> str:
     seen = _seen(scene)
-    behind = None if seen is None else seen.behind_s
-    lost = "an unknown amount" if behind is None else f"the last {show_seconds(behind)}"
     entry: Mapping[str, Any] = scene.entry or {}
+    guest, primary, backup = (entry.get(one) for one in ("guest", "primary", "backup"))
+    if seen is not None and seen.phase == Phase.ALONE:
+        return (
+            f"{guest} is running unprotected on {primary}: if it resumes on {backup} from its last"
+            " epoch, all later work is lost, including output that clients have received"
+        )
+    resumes = f"{guest} will resume on {backup} from its last epoch"
+    if seen is None or seen.behind_s is None:
+        return (
+            f"{resumes}: an unknown amount of its work on {primary} is lost; if it ran unprotected"
+            " there, this includes output that clients have received"
+        )
     return (
-        f"{entry.get('guest')} will resume on {entry.get('backup')} from its last epoch: {lost} of"
-        f" its work on {entry.get('primary')} is lost, none of which was externally visible"
+        f"{resumes}: the last {show_seconds(seen.behind_s)} of its work on {primary} is lost, none"
+        " of which was externally visible"
     )
 
 

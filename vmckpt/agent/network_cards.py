@@ -310,7 +310,8 @@ def _plug(monitor: QmpMonitor, card: Replacement) -> None:
         hotplug.plug(monitor, rules.renamed(card.old))
     except HypervisorError as exc:
         raise HypervisorError(
-            f"{host}: {name} has no {called} now: {failed.message}",
+            f"{host}: {called} of {name} was unplugged and cannot be plugged in again:"
+            f" {failed.message}",
             host=host,
             hint="remove the cause, then run vmckpt recover: it plugs the card in again",
         ) from exc

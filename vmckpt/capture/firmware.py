@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import definition_text, domain_xml
 from vmckpt.hypervisor.domain_xml import path_of
+from vmckpt.units import show_bytes
 from vmckpt.util.host_files import FileRefused, Folder, opened
 
 NVRAM, TPM = "nvram", "tpm"
@@ -129,7 +130,11 @@ def _below(top: Path, host: str) -> Iterator[tuple[str, bytes]]:
             content = _content(file, str(top / inside), host)
             left -= len(content)
             if left < 0:
-                raise HypervisorError(f"{host}: {top} is too large for a snapshot", host=host)
+                raise HypervisorError(
+                    f"{host}: the files in {top} are larger than {show_bytes(_MOST)} in total, the"
+                    " limit for the TPM state in a snapshot",
+                    host=host,
+                )
             yield inside, content
 
 
@@ -160,5 +165,9 @@ def _content(file: int, path: str, host: str) -> bytes:
         if not stat.S_ISREG(seen.st_mode):
             raise HypervisorError(f"{host}: {path} is not a regular file", host=host)
         if seen.st_size > _LARGEST:
-            raise HypervisorError(f"{host}: {path} is too large for a snapshot", host=host)
+            raise HypervisorError(
+                f"{host}: {path} has {show_bytes(seen.st_size)}, and the limit for one NVRAM or TPM"
+                f" file in a snapshot is {show_bytes(_LARGEST)}",
+                host=host,
+            )
         return content.read(_LARGEST)

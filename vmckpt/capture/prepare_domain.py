@@ -93,7 +93,10 @@ class _Memory(_Part):
     code = "memory"
     good = "its memory is a file that other processes can map"
     bad = "its memory is private"
-    why = "if its host cannot find written pages, all memory must be mapped and compared"
+    why = (
+        "unless the host can find written pages, vmckpt must map and compare all memory, and"
+        " private memory cannot be mapped"
+    )
 
     def change(self, root: ET.Element) -> bool:
         backing = root.find("memoryBacking")

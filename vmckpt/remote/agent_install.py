@@ -105,13 +105,13 @@ async def inspect_agent(
             host=host,
             hint=BY_HAND,
         )
-    ours = " or ".join(python_version(tag) for tag in pythons)
+    needed = f"Python {' or '.join(python_version(tag) for tag in pythons)} for {_platform(OURS)}"
+    has = " and ".join(f"Python {python_version(tag)} for {_platform(tag)}" for tag in found)
     raise RemoteError(
-        f"{host}: vmckpt-agent is not installed, and this machine's agent cannot run there:"
-        f" the host has Python {' and '.join(found)}, and the agent needs Python {ours}"
-        f" for {OURS.split('-', 2)[2]}",
+        f"{host}: vmckpt-agent is not installed, and no Python on the host can run it: the host has"
+        f" {has}, and the agent needs {needed}",
         host=host,
-        hint=f"install one of them on {host}, or {BY_HAND}",
+        hint=f"install {needed} on {host}, or {BY_HAND}",
     )
 
 
@@ -119,6 +119,11 @@ def python_version(tag: str) -> str:
     """Return the version of a Python given in the form of `OURS`, for example "3.11"."""
     digits = tag.split("-")[1]  # "cpython-311-x86_64-linux-gnu"
     return f"{digits[0]}.{''.join(one for one in digits[1:] if one.isdigit())}"
+
+
+def _platform(tag: str) -> str:
+    """Return the processor and system of a Python, for example "x86_64-linux-gnu"."""
+    return tag.split("-", 2)[2]
 
 
 async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) -> None:

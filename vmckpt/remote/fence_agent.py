@@ -41,6 +41,7 @@ _ANSWERS = Seconds(2.0)
 # Directories in which agents are installed; few users have these directories in PATH.
 _MORE_PLACES = "/usr/sbin:/sbin:/usr/local/sbin"
 _LONGEST_PASSWORD = 4096
+_WRITE_PASSWORD = "write the password of the fence device to the first line of this file"
 _LOOKED_AT = 64 << 10
 
 
@@ -212,11 +213,16 @@ def _password(device: FenceDevice) -> str | None:
     try:
         with path.open("rb") as file:
             lines = file.read(_LONGEST_PASSWORD).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise InventoryError(f"{path}: {reason}", hint="write the password to this file") from None
+    except FileNotFoundError as exc:
+        raise InventoryError(f"{path}: {exc.strerror}", hint=_WRITE_PASSWORD) from None
+    except OSError as exc:
+        raise InventoryError(
+            f"{path}: {exc.strerror}", hint="make the file readable for the user that runs vmckpt"
+        ) from None
+    except UnicodeDecodeError:
+        raise InventoryError(f"{path}: not UTF-8", hint=_WRITE_PASSWORD) from None
     if not lines or not lines[0].strip():
-        raise InventoryError(f"{path}: no password in the first line")
+        raise InventoryError(f"{path}: the first line is empty", hint=_WRITE_PASSWORD)
     fencing.check_option(PASSWORD, lines[0])
     return lines[0]
 

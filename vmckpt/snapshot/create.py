@@ -336,7 +336,10 @@ class SnapshotSession:
             return {"refused": str(exc), "error": error_as_json(exc)}
         except (KeyError, ValueError):
             pass
-        return {"refused": "the request does not match the order"}
+        return {
+            "refused": f"the agent on {self._host.name} sent a request that is invalid or does not"
+            " belong to this snapshot"
+        }
 
     def _emit(self, event: Event) -> None:
         self._recorder.take(event)

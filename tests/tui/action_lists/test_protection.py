@@ -47,7 +47,10 @@ def test_a_failover_tells_how_much_is_lost_and_a_switch_that_nothing_is() -> Non
     lost = BY_NAME["failover"].costs(of(entry()), {}) or ""
     assert lost.startswith("safe will resume on beta from its last epoch: the last 110 ms of its")
     unknown = BY_NAME["failover"].costs(of(entry(rpo_s=None)), {}) or ""
-    assert "an unknown amount of its work on alpha is lost" in unknown
+    assert "an unknown amount of its work on alpha is lost; if it ran unprotected" in unknown
+    outdated = BY_NAME["failover"].costs(of(entry(phase="alone")), {}) or ""
+    assert "all later work is lost, including output that clients have received" in outdated
+    assert "externally visible" not in unknown + outdated
     assert "the guest is paused for about 12 ms and loses nothing" in (
         BY_NAME["switch"].costs(of(entry()), {}) or ""
     )

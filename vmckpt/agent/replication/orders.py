@@ -227,7 +227,9 @@ def _forget_images(order: ReplicaOrder) -> list[str]:
     """
     tests = test_failover_files.forget_files(Path(order.state))
     made = standby_setup.forget_images(Path(order.state), order.owner)
-    return (["removed the images of a test"] if tests else []) + [f"removed {one}" for one in made]
+    return (["removed the images of a failover test"] if tests else []) + [
+        f"removed {one}" for one in made
+    ]
 
 
 def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:

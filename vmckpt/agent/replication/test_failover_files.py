@@ -144,7 +144,9 @@ def clear(session: Session) -> None:
     try:
         forget_files(state)
     except OSError as exc:
-        raise VmckptError(f"{session.host}: removing the images of a test failed: {exc}") from exc
+        raise VmckptError(
+            f"{session.host}: removing the images of a failover test failed: {exc}"
+        ) from exc
     log.info("removed the failover test %s", found.name)
 
 

@@ -89,8 +89,8 @@ def require_reopen(monitor: QmpMonitor) -> None:
     if closed:
         place = f"{monitor.host}: " if monitor.host else ""
         raise CannotCapture(
-            f"{place}{monitor.name} could not be resumed after a pause: its QEMU has no permission"
-            f" to reopen {closed[0]}",
+            f"{place}{monitor.name} is not paused, because it could not be resumed afterwards: its"
+            f" QEMU has no permission to reopen {closed[0]}",
             hint=f"make QEMU's user on that host the owner: chown {user} {closed[0]}",
         )
 

@@ -224,7 +224,7 @@ class Session:
                 return
             if kind == wire.CMD_WRITE:
                 if length > wire.MOST_READ:
-                    raise Nonsense(f"write of {length} bytes")
+                    raise Nonsense(f"write of {length} bytes; the limit is {wire.MOST_READ}")
                 self._line.pass_over(length)
             work, refusal = self._work(export, kind, order)
             if work is None:

@@ -154,7 +154,8 @@ async def restore(
 async def rehearse(host: Host, opened: Opened, request: RestoreRequest) -> tuple[str, ...]:
     """Check, as far as possible without changes, that a restore would succeed. Returns warnings.
 
-    Raises BadInput with all reasons against it, and HypervisorError.
+    Raises BadInput if the restore cannot be planned, or with all reasons why the host cannot run
+    the guest; HypervisorError.
     """
     planned(opened, request)
     async with Hypervisor(host) as hypervisor:
@@ -514,7 +515,7 @@ class _Answers:
             if asked == "started":
                 return {"answer": {"links_up": await self._work.follow(self._plan)}}
             if asked != "make way":
-                return {"refused": "the request does not match the order"}
+                return {"refused": f"the agent sent a request that no restore needs: {asked[:40]}"}
             await self._work.make_way(self._plan, self._hosts, about)
         except VmckptError as exc:
             return {"refused": str(exc), "error": error_as_json(exc)}
