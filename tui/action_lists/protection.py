@@ -101,13 +101,15 @@ ON_PROTECTION = (
     ),
     Action(
         name="test", key="t", label="Test", where=_HERE,
-        fits=lambda scene: _ready(scene) or ("a test is running" if _trial(scene) else None),
+        fits=lambda scene: (
+            _ready(scene) or ("a failover test is running" if _trial(scene) else None)
+        ),
         help="Start a test copy of the standby without network; the guest is not affected",
         run=lambda scene, _: _failover(scene, "--test"),
     ),
     Action(
         name="end-test", key="T", label="End test", where=_HERE,
-        fits=lambda scene: None if _trial(scene) else "no test is running",
+        fits=lambda scene: None if _trial(scene) else "no failover test is running",
         help="Destroy the test copy", run=lambda scene, _: _failover(scene, "--end-test"),
     ),
     Action(

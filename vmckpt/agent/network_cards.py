@@ -190,8 +190,8 @@ def _replace_all(order: CardsOrder, path: Path, stop: Event) -> Iterator[CardRep
     """
     if _finish(order, path) is CardState.OLD:
         raise HypervisorError(
-            f"{order.host}: the guest may still release a network card that it was asked to"
-            " release before",
+            f"{order.host}: an earlier replacement of a network card was interrupted, and the guest"
+            " may still release that card",
             host=order.host, hint="shut the guest down and start it again, then run vmckpt recover",
         )  # fmt: skip
     with _opened(order) as monitor:

@@ -201,8 +201,8 @@ class _Guarding:
                 self.request.check, told, Seconds(max(left, 0.1))
             )  # fmt: skip
         except TimeoutError:
-            return "the check did not finish in time"
-        return "" if status == 0 else f"the check failed: {in_words(status)}"
+            return "the --check command did not finish in time"
+        return "" if status == 0 else f"the --check command failed: {in_words(status)}"
 
     async def _back(self, why: str) -> Restored:
         """Roll the guest back to the checkpoint; this cannot be cancelled.

@@ -86,7 +86,10 @@ def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:
         where = nvram(xml) if kind == NVRAM else tpm(xml, uuid) if kind == TPM else None
         parts = PurePosixPath(rest).parts
         if where is None or ".." in parts or rest.startswith("/") or (kind == NVRAM) == bool(rest):
-            raise ValueError(f"the snapshot's file {name!r} does not match the guest's definition")
+            raise ValueError(
+                f"the snapshot has the file {name!r}, but the guest's definition has no place for"
+                " it"
+            )
         found[name] = str(PurePosixPath(where, *parts))
     return found
 

@@ -129,7 +129,8 @@ def settings_facts(
         capabilities = changed(now, want)
     except KeyError:
         raise CannotCapture(
-            f"QEMU of {monitor.name} on {monitor.host} does not support {want}",
+            f"QEMU of {monitor.name} on {monitor.host} does not support the migration capability"
+            f" {want}",
             hint="upgrade QEMU on that host, or use another capture method",
         ) from None
     state = monitor.run_state()
@@ -142,7 +143,8 @@ def settings_facts(
         )
     if state not in ("running", "paused"):
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} is in state {state}",
+            f"{monitor.name} on {monitor.host} is in state {state}, and only a running or paused"
+            " guest can be captured",
             hint="try again when the guest is running",
         )
     return Undo(

@@ -168,8 +168,9 @@ class OutputHold:
         self._over()
         if gone or held > self._limit - _MARGIN:
             raise CaptureFailed(
-                f"{self._monitor.name} on {self._monitor.host}: output was released too early"
-                f" (buffered for {held:.1f} s; the limit is {self._limit:g} s)",
+                f"{self._monitor.name} on {self._monitor.host}: output may have been released"
+                f" before all guests were captured: it was buffered for {held:.1f} s, and is"
+                f" released after {self._limit:g} s at the latest",
                 hint="try again when the hosts and the network are less busy",
             )
         return held

@@ -69,7 +69,7 @@ def dashboard(
     from vmckpt import inventory as inventories
 
     if fleet is not None and not simulate:
-        raise BadInput(f"{fleet!r}: a fleet requires --simulate", hint="add --simulate")
+        raise BadInput(f"a fleet size ({fleet}) requires --simulate", hint="add --simulate")
     if simulate and replay is not None:
         raise BadInput("--simulate and --replay are mutually exclusive", hint="use one of them")
     if inventory is not None:  # commands that the dashboard starts must use this inventory, too

@@ -116,7 +116,9 @@ def show_plan(plan: "Plan", console: Console) -> None:
     if plan.course.loads:
         _hosts(plan, console)
     if plan.silent:
-        console.print(f"not used: no answer from {silent_hosts(dict(sorted(plan.silent.items())))}")
+        console.print(
+            f"not used as targets: no answer from {silent_hosts(dict(sorted(plan.silent.items())))}"
+        )
     for one in (*plan.left, *plan.not_started):
         console.print(output.styled("bold", f"stays: {one.tenant.name}:"), one.why)
         console.print(f"        → {one.hint}")

@@ -87,7 +87,9 @@ class _Builder(ET.TreeBuilder):
 def tree(xml: str, *roots: str) -> ET.Element:
     """Parse a host's XML; its root element must be in `roots`. Raises ValueError, ParseError."""
     if not isinstance(xml, str) or len(xml) > _MOST_XML:
-        raise ValueError("not XML" if not isinstance(xml, str) else "XML larger than 4 MiB")
+        raise ValueError(
+            "not XML" if not isinstance(xml, str) else "XML larger than 4 MiB is refused"
+        )
     parser = ET.XMLParser(target=_Builder())
     # The XML is fed in pieces, so that parsing stops at the first error.
     for begin in range(0, len(xml), _PIECE):

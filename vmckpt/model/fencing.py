@@ -227,7 +227,7 @@ def _decide_level(topology: FenceTopology, level: int, tried: Tried, waited: Sec
     if waited < STAYS_ON:
         return Decision(Step.LOOK)
     number = next(number for number, now in enumerate(last) if now is not Power.OFF)
-    why = "the device acknowledged off but still reports that the power is on"
+    why = "the device acknowledged the power-off, but still reports that the power is on"
     if last[number] is Power.UNKNOWN:
         told = tried.looks[number - count].in_words
         why = f"the power state is unknown: {told}"

@@ -178,8 +178,8 @@ def _with_second(known: Known, found: Settled | None, why: str) -> Settled:
     if found is None or found.outcome is None:
         return Settled(
             truth=f"{known.operation.guest} is running on {primary}, and {why}", outcome=None,
-            settle=f"run vmckpt doctor {backup} and fix the problems, so that {backup} reports whether"
-            " the guest is running there; then run vmckpt recover",
+            settle=f"run vmckpt doctor {backup} and fix the problems, so that {backup} reports"
+            " whether the guest is running there; then run vmckpt recover",
             two_copies=True,
         )  # fmt: skip
     return replace(

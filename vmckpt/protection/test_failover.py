@@ -62,19 +62,20 @@ async def begin(known: Known, caller: Caller) -> TestedFailover:
             if caller.stop.is_set():
                 raise Cancelled(f"stopped: no copy of {known.operation.guest} is running")
             raise VmckptError(
-                f"{known.backup.name}: the copy did not start within {_BEGINS:g} s and was removed",
+                f"{known.backup.name}: the test copy did not start within {_BEGINS:g} s and was"
+                " removed",
                 hint="try again when that host is less busy",
             )
         await asyncio.sleep(_TURN)
         found = _test(await agent_client.order(known.backup, known.uuid, "ask"))
         if found is None:
             raise VmckptError(
-                f"{known.backup.name}: the test ended before its copy was running",
+                f"{known.backup.name}: the failover test ended before its copy was running",
                 hint=f"run vmckpt status {known.operation.guest}",
             )
         told = found
     if told["state"] != "runs":
-        raise VmckptError(f"{known.backup.name}: the test failed: {told.get('why')}")
+        raise VmckptError(f"{known.backup.name}: the failover test failed: {told.get('why')}")
     return _tested(known, told, Seconds(time.monotonic() - began))
 
 

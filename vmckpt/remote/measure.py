@@ -130,7 +130,8 @@ async def resident(remote: Remote, guest: Guest) -> Bytes:
     found = largest_resident(answer.out, guest.memory)
     if answer.status != 0 or found is None:
         raise RemoteError(
-            f"{remote.host.name}: cannot find the memory of {guest.name}", host=remote.host.name
+            f"{remote.host.name}: cannot find the memory of {guest.name} in its QEMU process",
+            host=remote.host.name,
         )
     return found
 
@@ -174,7 +175,8 @@ async def link(
         raise _nonsense(source, exc) from exc
     if seen is None:
         raise RemoteError(
-            f"{source.host.name}: nothing arrived at {address}", host=source.host.name
+            f"{source.host.name}: no data of the bandwidth test arrived at {address}",
+            host=source.host.name,
         )
     return seen
 

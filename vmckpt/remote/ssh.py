@@ -109,7 +109,7 @@ class Remote:
         """Raises RemoteError if the host has no ssh address."""
         if host.ssh is None:
             raise RemoteError(
-                f"{host.name}: no ssh address",
+                f"{host.name} has no ssh address in the inventory",
                 host=host.name,
                 hint=ADD_SSH,
             )

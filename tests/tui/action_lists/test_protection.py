@@ -31,9 +31,9 @@ def test_who_is_not_ready_can_fail_over_and_is_not_switched_to() -> None:
 def test_one_test_at_a_time_and_only_one_that_runs_is_ended() -> None:
     tried = entry()
     tried["says"]["beta"]["test"] = {"runs": True}
-    assert actions.why_not(BY_NAME["test"], of(tried)) == "a test is running"
+    assert actions.why_not(BY_NAME["test"], of(tried)) == "a failover test is running"
     assert actions.why_not(BY_NAME["end-test"], of(tried)) is None
-    assert actions.why_not(BY_NAME["end-test"], of(entry())) == "no test is running"
+    assert actions.why_not(BY_NAME["end-test"], of(entry())) == "no failover test is running"
 
 
 def test_how_its_host_is_known_to_be_dead_is_an_option_of_the_failover() -> None:
@@ -51,6 +51,6 @@ def test_a_failover_tells_how_much_is_lost_and_a_switch_that_nothing_is() -> Non
     outdated = BY_NAME["failover"].costs(of(entry(phase="alone")), {}) or ""
     assert "all later work is lost, including output that clients have received" in outdated
     assert "externally visible" not in unknown + outdated
-    assert "the guest is paused for about 12 ms and loses nothing" in (
+    assert "paused for longer than in an epoch (12 ms) and loses nothing" in (
         BY_NAME["switch"].costs(of(entry()), {}) or ""
     )

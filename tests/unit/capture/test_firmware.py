@@ -61,12 +61,12 @@ def test_each_file_has_its_place() -> None:
     "name", ["tpm/../../../etc/x", "tpm//etc/x", "tpm", "nvram/x", "etc", "../nvram", ""]
 )
 def test_a_file_of_another_name_goes_nowhere(name: str) -> None:
-    with pytest.raises(ValueError, match="does not match the guest's definition"):
+    with pytest.raises(ValueError, match="has no place for it"):
         firmware.places([name], xml(PLAIN, TPM), UUID)
 
 
 def test_a_guest_without_it_has_no_place() -> None:
-    with pytest.raises(ValueError, match="does not match the guest's definition"):
+    with pytest.raises(ValueError, match="has no place for it"):
         firmware.places(["nvram"], xml(), UUID)
 
 
@@ -80,7 +80,7 @@ def test_they_are_read_on_their_host(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert firmware.there(told, UUID)
     assert firmware.read(told, UUID, "alpha") == {"nvram": b"boot order", "tpm/tpm2/state": b"keys"}
     monkeypatch.setattr(firmware, "_LARGEST", 4)
-    with pytest.raises(HypervisorError, match="too large"):
+    with pytest.raises(HypervisorError, match=r"vars has 10 B, and the limit .* is 4 B"):
         firmware.read(told, UUID, "alpha")
     assert firmware.read(xml("<nvram>/none/there</nvram>"), UUID, "alpha") == {}
     assert not firmware.there(xml(), UUID)
@@ -151,7 +151,7 @@ def test_a_fork_takes_nobodys_file(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="already exists"), small(tmp_path, replace=False) as files:
         files.write()
     assert contents(tmp_path) == {"vars": b"old"}
-    with pytest.raises(BadInput, match="no path given"):
+    with pytest.raises(BadInput, match="gave no path"):
         SmallFiles({"nvram": b""}, {}, ID, replace=True)
 
 

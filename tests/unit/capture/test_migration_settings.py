@@ -59,7 +59,7 @@ def test_the_facts_tell_what_will_change() -> None:
     [
         (Qemu("active"), None, "is being migrated (active)"),
         (Qemu("postcopy-paused"), None, "is being migrated (postcopy-paused)"),
-        (Qemu(), "mapped-ram", "does not support mapped-ram"),
+        (Qemu(), "mapped-ram", "does not support the migration capability mapped-ram"),
         (Qemu("completed", state="postmigrate"), None, "paused by an earlier migration"),
         (Qemu(state="shutdown"), None, "web1 on alpha is in state shutdown"),
     ],

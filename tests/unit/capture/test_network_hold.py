@@ -59,13 +59,13 @@ def test_what_is_lost_before_the_end_spoils_the_cut() -> None:
     with OutputHold(qemu, UNDO, limit=Seconds(15.0), clock=clock) as hold:
         hold.begin()
         clock.now += 14.6  # QEMU's own timer may have let something out
-        with pytest.raises(CaptureFailed, match="released too early"):
+        with pytest.raises(CaptureFailed, match="released before all guests were captured"):
             hold.let_go()
         assert qemu.filters == {}
     with OutputHold(qemu, UNDO, clock=clock) as hold:
         hold.begin()
         del qemu.filters["vmckpt-hold-net0"]
-        with pytest.raises(CaptureFailed, match="released too early"):
+        with pytest.raises(CaptureFailed, match="released before all guests were captured"):
             hold.let_go()
         assert qemu.filters == {}
 

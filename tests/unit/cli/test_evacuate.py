@@ -134,5 +134,5 @@ def test_many_hosts_that_do_not_answer_are_one_line(capsys: pytest.CaptureFixtur
     evacuate.show_plan(replace(planned(), silent=silent), output.out)
 
     assert capsys.readouterr().out.splitlines()[0] == (
-        "not used: no answer from h000, h001, h002 and 197 more; h000: no route to host"
+        "not used as targets: no answer from h000, h001, h002 and 197 more; h000: no route to host"
     )

@@ -87,7 +87,7 @@ def test_a_supply_that_cannot_be_switched_off_ends_its_level() -> None:
 @pytest.mark.parametrize(
     ("answers", "why"),
     [
-        ([0], "the device acknowledged off but still reports that the power is on"),
+        ([0], "the device acknowledged the power-off, but still reports that the power is on"),
         ([1], "the power state is unknown: the fence agent exited with 1"),
         ([None], "the power state is unknown: no answer within 15.0 s"),
     ],
@@ -146,8 +146,9 @@ def test_where_all_levels_fail_each_reason_is_told() -> None:
     assert found.step is Step.REFUSE
     assert found.why == (
         "a (level 1): the host could not be switched off: the fence agent exited with 1, and c"
-        " (level 2, device 2 of 2): the device acknowledged off but still reports that the"
-        " power is on, and d (level 3): the host could not be switched off: no answer within 15.0 s"
+        " (level 2, device 2 of 2): the device acknowledged the power-off, but still reports"
+        " that the power is on, and d (level 3): the host could not be switched off: no answer"
+        " within 15.0 s"
     )
 
 

@@ -88,13 +88,13 @@ async def test_without_a_standby_there_is_no_test(agent: Agent) -> None:
 
 async def test_a_copy_that_does_not_run_is_an_error(agent: Agent) -> None:
     agent.says = [COPYING, FAILED]
-    with pytest.raises(VmckptError, match="the test failed: its QEMU died"):
+    with pytest.raises(VmckptError, match="the failover test failed: its QEMU died"):
         await test_failover.begin(KNOWN, agent.caller)
 
 
 async def test_an_agent_that_was_started_again_has_no_test(agent: Agent) -> None:
     agent.says = [COPYING, None]
-    with pytest.raises(VmckptError, match="the test ended before its copy was running"):
+    with pytest.raises(VmckptError, match="the failover test ended before its copy was running"):
         await test_failover.begin(KNOWN, agent.caller)
 
 

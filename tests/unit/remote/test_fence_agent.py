@@ -73,7 +73,10 @@ async def test_a_device_that_needs_a_moment_is_waited_for(agent: FakeAgent) -> N
         ({"off": 2, "status": 2}, "could not be switched off: the fence agent exited with 2"),
         ({"off": "dies"}, "the fence agent was killed by signal 9"),
         ({"off": "tells"}, "exited with 1: Unable to connect/login to fencing device; "),
-        ({"off": "lies"}, "the device acknowledged off but still reports that the power is on"),
+        (
+            {"off": "lies"},
+            "the device acknowledged the power-off, but still reports that the power is on",
+        ),
         ({"status": 1}, "the power state is unknown: the fence agent exited with 1"),
         ({"status": 7}, "the power state is unknown: the fence agent exited with 7"),
         ({"status": "tells"}, "unknown: the fence agent exited with 1: Unable to connect/login"),

@@ -140,7 +140,9 @@ def _watch(
     session: Session, folder: Path, backup: Backup, answers: "_Answers", stack: ExitStack
 ) -> TakeoverGranted | None:
     if standby_setup.is_ours(folder):
-        return TakeoverGranted("the agent that began the takeover was restarted", time.monotonic())
+        return TakeoverGranted(
+            "vmckpt's agent was restarted during the takeover, and completed it", time.monotonic()
+        )
     server = stack.enter_context(_listening(session, folder))
     stack.callback(backup.close)
     stack.enter_context(Control(folder, answers))
@@ -155,7 +157,9 @@ def _finish(session: Session, folder: Path, monitor: QmpMonitor) -> None:
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
     teardown.outcome(
-        folder, ProtectionOutcome.FAILED_OVER, "the agent that began the takeover was restarted"
+        folder,
+        ProtectionOutcome.FAILED_OVER,
+        "vmckpt's agent was restarted during the takeover, and completed it",
     )
     _clear_test(session)
     _settle(session, folder, monitor)
@@ -267,7 +271,7 @@ class _Answers:
             except (VmckptError, OSError) as exc:
                 return {"error": str(exc)}
         elif request is not None:
-            return {"error": f"the backup does not support the request {request!r}"}
+            return {"error": f"vmckpt's agent on {self._session.host} does not support {request!r}"}
         return {
             "guest": self._session.guest, "name": self._session.name, "host": self._session.host,
             "peer": self._session.peer, "session": self._session.session, "process": os.getpid(),

@@ -391,7 +391,7 @@ def _must_hold_lease(session: Session, folder: Path) -> None:
 
 def _session(order: ReplicaOrder) -> Session:
     if order.session is None:
-        raise BadInput("the order has no session")
+        raise BadInput("the controller did not name the protection or migration")
     session = Session.from_json(order.session)
     if session.state:
         host_directories.check_state(Path(session.state))

@@ -106,7 +106,10 @@ class _Agent:
                     teardown.switched(session, folder)
                     return
                 if not (primary.standby_ended or self._leave.has()):
-                    raise VmckptError("the protection cannot end: its standby may still take over")
+                    raise VmckptError(
+                        f"the protection of {session.name} cannot end: its standby on"
+                        f" {session.peer} may still take over"
+                    )
                 teardown.unprotect(session, folder, monitor, lease_holder)
         except Exception:
             if identity.runs(session.guest):
@@ -244,7 +247,7 @@ class _Agent:
             if not self._leave.grant(str(told.get("leave"))):
                 return {"error": "the agent is not waiting for permission to run unprotected"}
         elif request is not None:
-            return {"error": f"the primary does not support the request {request!r}"}
+            return {"error": f"vmckpt's agent on {session.host} does not support {request!r}"}
         return {
             "guest": session.guest, "name": session.name, "host": session.host,
             "peer": session.peer, "session": session.session, "process": os.getpid(),

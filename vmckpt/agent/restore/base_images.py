@@ -69,17 +69,21 @@ def require_usable(
     if base.why_not:
         raise BadInput(base.why_not)
     if format_ != "qcow2" or base.format not in _FORMATS:
-        raise BadInput(f"an image of format {format_} over {base.format} is not supported")
+        raise BadInput(
+            f"an image of format {format_} cannot have a base image of format {base.format}"
+        )
     chain = _chain(base)
     for path in chain:
         if not path.is_file() or path.resolve() != path:
-            raise BadInput(f"{path} is not an ordinary file on this host")
+            raise BadInput(
+                f"{path} is not a regular file on this host, or its path has symbolic links"
+            )
         for user, (guest, user_format) in users.items():
             # Only a guest's own images have a format here; it does not write to backing files.
             if user_format and Path(user).exists() and path.samefile(user):
                 raise BadInput(f"guest {guest} uses {path} as its disk")
         if any(Path(one).exists() and path.samefile(one) for one in written):
-            raise BadInput(f"{path} is itself restored")
+            raise BadInput(f"{path} is replaced by the same restore")
 
 
 def _chain(base: BaseImage) -> list[Path]:

@@ -206,7 +206,7 @@ class SmallFiles:
         """
         missing = sorted(set(files) - set(places))
         if missing:
-            raise BadInput(f"no path given for file {missing[0]}")
+            raise BadInput(f"the controller gave no path for the file {missing[0]} of the snapshot")
         self._contents, self._snapshot = files, snapshot
         self._places = {name: Path(places[name]) for name in files}
         self._replace = replace

@@ -216,7 +216,7 @@ class _Lazy:
         """Return a warning if the guest's memory was not restored lazily."""
         if self._revival is None or self._revival.why_whole is None:
             return []
-        return [f"all memory was read before the guest ran: {self._revival.why_whole}"]
+        return [f"the guest started only after all its memory was read: {self._revival.why_whole}"]
 
 
 class _Overlays(Images):

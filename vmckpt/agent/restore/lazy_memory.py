@@ -61,7 +61,7 @@ def obstacle(xml: str) -> str | None:
     if (why := outside_writers.found(xml)) is not None:
         return why
     if ET.fromstring(xml).find("memoryBacking/hugepages") is not None:
-        return "its memory is in huge pages"
+        return "its memory is in huge pages, which cannot be restored lazily"
     return None
 
 
@@ -209,4 +209,6 @@ def _check_allocation(process: HeldProcess, block: MarkedBlock, known: int) -> N
     finally:
         os.close(opened)
     if allocated > known:
-        raise CannotServe("its memory was allocated in advance")
+        raise CannotServe(
+            "its memory was allocated in advance, so QEMU would not report missing pages"
+        )

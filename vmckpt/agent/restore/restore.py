@@ -303,7 +303,7 @@ def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]
     private, sealing = found.opened(key)
     missing = {one.target for one in private.facts.disks} - set(order.images)
     if missing:
-        raise BadInput(f"no path given for disk {min(missing)}")
+        raise BadInput(f"the controller gave no path for disk {min(missing)} of the snapshot")
     tiers = [store, *tiered_reader.others(order.others, cache)]
     with TieredReader(tiers, sealing) as reader:
         yield store, private, reader

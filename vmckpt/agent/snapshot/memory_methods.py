@@ -97,7 +97,7 @@ def capture(
         if choice.against is not None:
             raise CannotCapture(
                 f"{monitor.name} on {monitor.host}: {choice.against}; nothing was captured",
-                hint="omit --way",
+                hint="omit --way, so that vmckpt chooses a capture method that works",
             )
         if wanted.way is MemoryMethod.BACKGROUND or choice.way is MemoryMethod.TRACKING:
             memory_files.drop(monitor.guest)

@@ -113,7 +113,7 @@ class OffDisks:
                 _, said = program.communicate()
                 raise self._refused(name, said.decode(errors="replace"))
             if time.monotonic() > give_up:
-                raise self._refused(name, f"no answer within {_PATIENCE:g} s")
+                raise self._refused(name, f"qemu-nbd did not open the disk within {_PATIENCE:g} s")
             time.sleep(_TURN)
 
     @property

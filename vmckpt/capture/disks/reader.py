@@ -187,7 +187,7 @@ def opened(backup: OpenBackup, disk: OpenDisk, host: str) -> DiskReader:
         )
         for context in contexts:
             if context not in ahead.contexts:
-                text = f"{host}: disk {disk.name}: QEMU's export lacks {context}"
+                text = f"{host}: disk {disk.name}: QEMU's NBD export has no context {context}"
                 raise HypervisorError(text, host=host)
         reader = DiskReader(disk.name, ahead, aside, changed=disk.changed)
         stack.pop_all()

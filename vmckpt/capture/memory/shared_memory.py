@@ -38,7 +38,7 @@ from vmckpt.capture.qemu_stream.header import PAGE, Head
 from vmckpt.capture.qemu_stream.stream import Addresses, Pages, StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.units import Seconds
+from vmckpt.units import Seconds, show_bytes
 from vmckpt.util import thread_call
 
 _STATE = "last.json"
@@ -196,9 +196,11 @@ class DeviceStateSink:
                 "the memory blocks in QEMU's stream do not match the guest's memory files",
                 hint="use another capture method: --way background",
             )
-        if sum(len(data) for data in self.private.values()) * PAGE > _MOST_PRIVATE:
+        private = sum(len(data) for data in self.private.values()) * PAGE
+        if private > _MOST_PRIVATE:
             raise CaptureFailed(
-                "too much of the guest's memory is not in files",
+                f"{show_bytes(private)} of the guest's memory are not in files that vmckpt can map;"
+                f" the limit is {show_bytes(_MOST_PRIVATE)}",
                 hint="use another capture method: --way background",
             )
 
@@ -314,7 +316,7 @@ class PausedCapture:
         Raises CaptureFailed, Resumed.
         """
         if not self._drain.ended(_PATIENCE):
-            raise self._failed("QEMU did not end its stream in time")
+            raise self._failed(f"QEMU did not end its migration stream within {_PATIENCE:g} s")
         began = looked = time.monotonic()
         while (state := self._monitor.run_state()) != "postmigrate":
             now = time.monotonic()

@@ -226,6 +226,6 @@ def _read(pagemap: int, one: MemoryRange) -> Entries:
     while rest:
         count = os.preadv(pagemap, [rest], at)
         if not count:
-            raise ProcessLookupError("the process has ended")
+            raise ProcessLookupError("QEMU has ended")
         rest, at = rest[count:], at + count
     return entries

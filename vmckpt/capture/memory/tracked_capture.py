@@ -44,7 +44,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.units import Seconds, show_seconds
+from vmckpt.units import Seconds, show_bytes, show_seconds
 from vmckpt.util import thread_call
 
 Pages = NDArray[np.uint64]
@@ -268,8 +268,10 @@ class _Run:
             if step is Step.GIVE_UP:
                 raise CannotCapture(
                     f"{self._monitor.name} on {self._monitor.host} writes its memory too fast:"
-                    " copying what it wrote would pause it for"
-                    f" {show_seconds(copy_rounds.pause(progress))}",
+                    f" copying {show_bytes(progress.remaining * PAGE)} would pause it for"
+                    f" {show_seconds(copy_rounds.pause(progress))}; the limits are"
+                    f" {show_seconds(copy_rounds.LONGEST)} and"
+                    f" {show_bytes(copy_rounds.MOST_PAGES * PAGE)}",
                     hint="use another capture method: --way background",
                 )
             if done or self._earlier is not None:

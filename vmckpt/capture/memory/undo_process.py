@@ -29,7 +29,11 @@ _TURN = Seconds(1.0)
 
 def left_behind(error: BaseException | None) -> CaptureFailed:
     """Return the error for a capture that could not be undone. `error`: the original failure."""
-    why = error.message if isinstance(error, VmckptError) else str(error or "the capture ended")
+    why = (
+        error.message
+        if isinstance(error, VmckptError)
+        else str(error or "the capture was interrupted")
+    )
     told = CaptureFailed(
         f"{why}; some changes made by the capture could not be undone",
         hint="run vmckpt recover",

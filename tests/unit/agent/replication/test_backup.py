@@ -82,7 +82,7 @@ def test_it_takes_only_wishes_that_a_backup_can_fulfil() -> None:
     told = cast("Any", Told())
     answers = backup._Answers(SESSION, told, requests, told)
     assert answers({"wish": "planned"}) == {
-        "error": "the backup does not support the request 'planned'"
+        "error": f"vmckpt's agent on {SESSION.host} does not support 'planned'"
     }
     assert not requests.any
     assert answers({"wish": "failover"})["peer"] == SESSION.peer

@@ -122,7 +122,7 @@ def test_a_base_that_a_guest_writes_is_not_used(tmp_path: Path) -> None:
     assert reason(base, web2=str(tmp_path / "other")) == ""
     assert reason(base, web2=str(above)) == f"guest web2 uses {above} as its disk"
     assert reason(base, web2=str(below)) == f"guest web2 uses {below} as its disk"
-    assert reason(base, written=str(below)) == f"{below} is itself restored"
+    assert reason(base, written=str(below)) == f"{below} is replaced by the same restore"
     as_backing_file = {str(above): ("web2", ""), str(below): ("web3", "")}
     base_images.require_usable(base, "qcow2", [], as_backing_file)
     assert "format raw" in reason(base, format_="raw")
@@ -135,6 +135,6 @@ def test_a_base_that_is_missing_broken_or_a_link_is_not_used(tmp_path: Path) -> 
     assert reason(BaseImage(str(missing), "qcow2")) == f"{missing} is not on this host"
     link = tmp_path / "link.qcow2"
     link.symlink_to(path)
-    assert "not an ordinary file" in reason(BaseImage(str(link), "qcow2"))
+    assert "not a regular file" in reason(BaseImage(str(link), "qcow2"))
     path.write_bytes(b"none")
     assert "cannot be opened" in reason(BaseImage(str(path), "qcow2"))

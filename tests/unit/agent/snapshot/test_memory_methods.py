@@ -76,7 +76,7 @@ def test_libvirt_comes_in_where_the_background_does_not_work(
     ):  # fmt: skip
         with pytest.raises(CannotCapture, match="no userfaultfd"):
             captured(monkeypatch, way, *failing)
-    with pytest.raises(CannotCapture, match="nothing was captured; omit --way"):
+    with pytest.raises(CannotCapture, match="nothing was captured; omit --way, so that"):
         captured(monkeypatch, MemoryMethod.SHARED)
 
 
