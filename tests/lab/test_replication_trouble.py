@@ -165,7 +165,7 @@ def test_a_backup_without_room_is_gone_on_without_until_there_is_some(
         assert "free some space" in found["says"]["alpha"]["says"]
         assert found["standby"] == {
             "ready": False,
-            "why": "the guest is running unprotected, so its standby cannot take over",
+            "why": "the guest is running unprotected, so its standby is outdated",
         }  # fmt: skip
         assert "No space left" in pair.good("status", "web1").out
         # It is tried again and again, which nobody outside is to notice for five seconds.

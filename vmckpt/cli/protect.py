@@ -80,7 +80,7 @@ def protect(
     ] = None,
     reverse: Annotated[
         bool,
-        typer.Option("--reverse", help="After a failover: keep the standby on the former host."),
+        typer.Option("--reverse", help="After a failover: create the standby on the former host."),
     ] = False,
     interval: Annotated[
         str | None, typer.Option(metavar="TIME|auto", help="Time between epochs, like 100ms.")

@@ -72,15 +72,17 @@ def signature(secret: bytes, body: bytes) -> str:
 def _secret(file: Path | None) -> bytes | None:
     if file is None:
         return None
+    write = "write a line of random text to that file, readable only by the service"
     try:
         found = file.read_bytes().strip()
     except OSError as exc:
+        missing = isinstance(exc, FileNotFoundError)
         raise BadInput(
             f"cannot read a webhook's secret: {file}: {exc.strerror}",
-            hint="write a line of random text to that file, readable only by the service",
+            hint=write if missing else "make the file readable for the user that runs vmckpt",
         ) from None
     if not found:
-        raise BadInput(f"{file}: the webhook's secret is empty")
+        raise BadInput(f"{file}: the webhook's secret is empty", hint=write)
     return found
 
 

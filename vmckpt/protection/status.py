@@ -101,7 +101,7 @@ def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, s
         gone = theirs.runs is False
         return False, "the guest was failed over to it" if gone else "the guest is running there"
     if ours.phase == "alone":
-        return False, "the guest is running unprotected, so its standby cannot take over"
+        return False, "the guest is running unprotected, so its standby is outdated"
     if theirs.error is not None:
         peer: Mapping[str, Any] = ours.told.get("standby") or {}
         follows = ours.phase == "protecting" and bool(peer.get("ready"))

@@ -48,7 +48,7 @@ def test_a_host_that_takes_no_calls_is_not_waited_for(
     assert told["in_the_way" if name == "alpha" else "ready_why"] == (
         "alpha does not answer"
         if name == "alpha"
-        else "the guest is running unprotected, so its standby cannot take over"
+        else "the guest is running unprotected, so its standby is outdated"
     )
 
 

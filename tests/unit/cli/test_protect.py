@@ -43,7 +43,7 @@ def test_the_status_of_a_guest_that_is_alone_says_why_and_nothing_about_a_lag(
     told = ran("status")
 
     assert "web1: alone, alpha → beta" in told
-    assert "not ready: the guest is running unprotected, so its standby cannot take over" in told
+    assert "not ready: the guest is running unprotected, so its standby is outdated" in told
     assert "no room is left" in told
     assert "40 packets lost: QEMU's buffer was full" in told
     assert "behind (RPO)" not in told

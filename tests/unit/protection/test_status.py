@@ -106,7 +106,7 @@ def test_alone_nothing_can_be_gone_on_from_however_ready_the_standby_thinks_it_i
     found = parse_status(entry({**WORKS, "phase": "alone", "says": "no room"}, STANDS))
 
     assert (found.ready, found.behind_s) == (False, None)
-    assert found.ready_why == "the guest is running unprotected, so its standby cannot take over"
+    assert found.ready_why == "the guest is running unprotected, so its standby is outdated"
     assert found.in_the_way == "no room"
 
 

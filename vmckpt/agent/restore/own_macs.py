@@ -180,7 +180,9 @@ def _reported(monitor: QmpMonitor) -> dict[str, str]:
     told: Any = monitor.ask("query-rx-filter")
     with suppress(TypeError, LookupError):
         return {str(one["name"]): str(one["main-mac"]).lower() for one in told}
-    raise HypervisorError(f"{monitor.host}: query-rx-filter: invalid answer", host=monitor.host)
+    raise HypervisorError(
+        f"{monitor.host}: QEMU gave an invalid answer to query-rx-filter", host=monitor.host
+    )
 
 
 def _addresses(interfaces: Sequence[GuestInterface]) -> tuple[str, ...]:

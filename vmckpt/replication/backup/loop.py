@@ -278,7 +278,7 @@ class Backup:
 
     def _welcome(self, line: PeerConnection, hello: Hello) -> None:
         if hello.session != self._session.session:
-            raise ValueError("the primary belongs to another session")
+            raise ValueError("the primary belongs to another protection of the guest")
         self._final = False
         # A primary that connects is alive, whatever the operator assumed.
         self._requests.drop(Request.FAILOVER)

@@ -267,7 +267,7 @@ class Primary:
         line.send(Hello(session=self._session.session, captured=captured))
         welcome = line.expect(HelloAck, _ANSWER)
         if welcome.session != self._session.session:
-            raise ConnectionLost("the backup belongs to another session")
+            raise ConnectionLost("the backup belongs to another protection of the guest")
         parts.lease_holder.line = line
         self._agree(welcome.committed)
         sender = Sender(line, parts.memory, parts.logs, self._session.terms.bandwidth)

@@ -236,7 +236,9 @@ def _checked(made: ssl.SSLSocket, folder: Path) -> ssl.SSLSocket:
     try:
         wanted = ssl.PEM_cert_to_DER_cert((folder / PEER).read_text())
         if made.getpeercert(binary_form=True) != wanted:
-            raise ConnectionRefusedError("the other end has the wrong certificate")
+            raise ConnectionRefusedError(
+                "the other end does not have the certificate of this protection"
+            )
         made.settimeout(_HANDSHAKE)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)

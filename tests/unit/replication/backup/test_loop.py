@@ -145,7 +145,7 @@ def test_another_session_is_refused(one: Following) -> None:
     one.begin()
     line = one.line()
     line.send(Hello(session="another", captured=0))
-    assert "to another session" in refusal(line)
+    assert "to another protection" in refusal(line)
     one.hello()
 
 

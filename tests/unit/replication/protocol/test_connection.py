@@ -259,7 +259,7 @@ def test_a_server_whose_certificate_the_peer_s_has_signed_is_not_spoken_to(
     signed_by_session(tmp_path / "stranger", ends.folders[1])
     with (
         Door(ends, tmp_path / "stranger"),
-        pytest.raises(ConnectionLost, match="wrong certificate"),
+        pytest.raises(ConnectionLost, match="the certificate of this protection"),
     ):
         connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
 
