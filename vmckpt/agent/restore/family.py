@@ -142,7 +142,7 @@ class _Family:
                 raise HypervisorError(
                     f"{order.host}: {child.name} cannot share memory: {revival.why_whole}",
                     host=order.host,
-                    hint="run vmckpt snapshot restore SNAPSHOT --as NAME for each fork",
+                    hint="docs/snapshots.md, Lazy restores, has the conditions",
                 )  # fmt: skip
             images.keep()
             files.keep()
