@@ -46,7 +46,9 @@ def written(page: str, result_of: Source) -> str:
         return f"{found[1]}\n{lines}\n\n{found[3]}"
 
     def short(found: re.Match[str]) -> str:
-        return "\n".join([found[1].rstrip("\n"), *HEAD, *summary(result_of), found[2]])
+        rows = summary(result_of)
+        lines = [*HEAD, *rows] if rows else []
+        return "\n".join([found[1].rstrip("\n"), *lines, found[2]])
 
     return _SUMMARY.sub(short, _PART.sub(part, page))
 
