@@ -4,6 +4,7 @@ Agents of other versions keep running. The script that runs on the host is `scri
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import machinery, resources
@@ -106,7 +107,7 @@ async def inspect_agent(
             hint=BY_HAND,
         )
     needed = f"Python {' or '.join(python_version(tag) for tag in pythons)} for {_platform(OURS)}"
-    has = " and ".join(f"Python {python_version(tag)} for {_platform(tag)}" for tag in found)
+    has = " and ".join(map(_described, found))
     raise RemoteError(
         f"{host}: vmckpt-agent is not installed, and no Python on the host can run it: the host has"
         f" {has}, and the agent needs {needed}",
@@ -119,6 +120,13 @@ def python_version(tag: str) -> str:
     """Return the version of a Python given in the form of `OURS`, for example "3.11"."""
     digits = tag.split("-")[1]  # "cpython-311-x86_64-linux-gnu"
     return f"{digits[0]}.{''.join(one for one in digits[1:] if one.isdigit())}"
+
+
+def _described(tag: str) -> str:
+    """Return what a host said of its Python; a host can say anything."""
+    if not re.fullmatch(r"cpython-\d+\w*-.+", tag):
+        return f"Python {tag[:40]!r}"
+    return f"Python {python_version(tag)} for {_platform(tag)}"
 
 
 def _platform(tag: str) -> str:

@@ -123,7 +123,7 @@ def test_one_of_another_kind_is_named_with_ours(path: Path, tmp_path: Path) -> N
         program(path / name, "echo python .cpython-27-vax.so /bin/python2")
     with pytest.raises(
         RemoteError,
-        match=f"the host has Python cpython-27-vax, and the agent needs Python {OWN} for x86_64",
+        match=f"the host has Python 2.7 for vax, and the agent needs Python {OWN} for x86_64",
     ):
         looked(Remote(path), tmp_path / "versions")
 
@@ -139,7 +139,14 @@ def test_the_preferred_of_several_pythons_is_used(path: Path, tmp_path: Path) ->
 
     with pytest.raises(RemoteError, match=rf"needs Python {OWN} or 3\.90 for x86_64") as failed:
         looked(Remote(path), tmp_path / "versions", (OURS, other(90)))
-    assert "install one of them on " in str(failed.value.hint)
+    assert f"install Python {OWN} or 3.90 for x86_64" in str(failed.value.hint)
+
+
+def test_a_host_that_says_anything_of_its_python_is_quoted(path: Path, tmp_path: Path) -> None:
+    for name in ("python3", f"python{OWN}"):
+        program(path / name, "echo python .strange.so /bin/python3")
+    with pytest.raises(RemoteError, match=r"the host has Python 'strange', and the agent needs"):
+        looked(Remote(path), tmp_path / "versions")
 
 
 def sent(channel: Channel, folder: Path) -> Remote:
