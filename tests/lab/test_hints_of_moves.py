@@ -115,6 +115,7 @@ def test_a_transient_guest_is_prepared_once_it_is_defined(scene: Scene) -> None:
         undone(scene, ("destroy", scene.name), ("undefine", scene.name))
 
 
+@pytest.mark.long  # fails if the migration is too quick for a sample
 def test_a_migration_is_recorded_for_a_replay(scene: Scene) -> None:
     scene.start()
     path = scene.bench.plan.folder / f"{scene.name}.trace"
